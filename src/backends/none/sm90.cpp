@@ -1,0 +1,28 @@
+// Stands in for the Hopper backend in a build without it: says so, and runs nothing.
+#include "core/backend_interface.h"
+#include "sparsemla/error.h"
+
+namespace sparsemla::sm90 {
+namespace {
+
+constexpr const char* kWhy = "the Hopper kernels are not part of this build";
+
+[[noreturn]] void refuse() { throw Error("backend", "\"sm90\"", kWhy); }
+
+}  // namespace
+
+const Backend& backend() {
+  static const Backend kBackend{
+      "sm90",
+      DeviceType::kCuda,
+      [] {
+        return BackendInfo{"sm90", DeviceType::kCuda, false, kWhy};
+      },
+      [](Plan&, const AttentionInputs&, const Options&) { refuse(); },
+      [](const ForwardArguments&, const Plan&) { refuse(); },
+      [](const BackwardArguments&, const Plan&) { refuse(); },
+  };
+  return kBackend;
+}
+
+}  // namespace sparsemla::sm90
