@@ -173,6 +173,7 @@ class Analysis {
     finish_backward_row(row, keys.size(), sums);
     if (p_.sink.empty()) return;
     const double sink = static_cast<double>(p_.sink[row % p_.num_heads]);
+    if (std::isinf(sink)) return;  // dsink is exactly 0, whatever the row holds
     const double sink_weight = sink == lse_total_ ? 1.0 : std::exp(sink - lse_total_);
     const double relative =
         4.0 * kV * (16.0 + static_cast<double>(p_.num_tokens) + std::abs(sink) + std::abs(lse_total_)) + lse_error_;

@@ -134,7 +134,7 @@ class ForwardWorker {
       double total = state.sum;
       if (std::isinf(state.max)) total = std::numeric_limits<double>::quiet_NaN();  // inf - inf among its scores
       lse = static_cast<float>(max + std::log(total));
-      const bool has_nan = std::isnan(total) && state.true_max != std::numeric_limits<float>::infinity();
+      const bool has_nan = std::isnan(state.sum) && state.true_max != std::numeric_limits<float>::infinity();
       max_logit = has_nan ? lse : static_cast<float>(scale * static_cast<double>(state.true_max));
       if (arguments_.sink.defined()) total += std::exp(static_cast<double>(load<float>(arguments_.sink, head)) - max);
       inverse = static_cast<float>(1.0 / total);
