@@ -10,9 +10,11 @@ target_compile_options(sparsemla_options INTERFACE
 # GCC 12 reports its own AVX-512 headers and fmt 9 as soon as they are inlined here.
 target_compile_options(sparsemla_options INTERFACE
   $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-stringop-overflow>)
-# GCC 12.2 with AVX-512 miscompiles straight-line code here: with its SLP vectoriser the constants {.25, .25, .25, 0} of a
-# test came out as four times .25. Loops are vectorised by another pass, so nothing is lost.
-target_compile_options(sparsemla_options INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-tree-slp-vectorize>)
+# GCC 12.2 with AVX-512 stores some 32-byte constants wrongly (equal words, then zeros: {.25, .25, .25, 0} came out as four
+# times .25). Moves and stores of at most 16 bytes for constants and copies avoid it; vectorised loops are not touched.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  target_compile_options(sparsemla_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-mmove-max=128;-mstore-max=128>)
+endif()
 if(SPARSEMLA_CPU_ARCH)
   target_compile_options(sparsemla_options INTERFACE -march=${SPARSEMLA_CPU_ARCH})
 endif()

@@ -20,10 +20,10 @@ struct Problem {
   std::int64_t topk = 0;
   std::int64_t rope_dim = kRopeDim;  // 64 or 0
 
-  std::vector<BFloat16> q_latent;   // [T, H, 512]
-  std::vector<BFloat16> q_rope;     // [T, H, 64]
-  std::vector<BFloat16> kv_latent;  // [S, 512]
-  std::vector<BFloat16> k_rope;     // [S, 64]
+  std::vector<BFloat16> q_latent;          // [T, H, 512]
+  std::vector<BFloat16> q_rope;            // [T, H, 64]
+  std::vector<BFloat16> kv_latent;         // [S, 512]
+  std::vector<BFloat16> k_rope;            // [S, 64]
   std::vector<std::int32_t> indices;       // [T, W]
   std::vector<std::int32_t> topk_length;   // [T]
   std::vector<float> sink;                 // [H]
@@ -51,13 +51,13 @@ struct ProblemShape {
   std::uint64_t seed = 1;
 };
 
-/// iid standard-normal q, k, v and dout; each token's list: distinct keys drawn uniformly from all S (W <= S; the rest is
-/// -1 if W > S).
+/// iid standard-normal q, k, v and dout; each token's list: distinct keys drawn uniformly from all S (W <= S; the rest
+/// is -1 if W > S).
 [[nodiscard]] Problem make_iid(const ProblemShape& shape, bool with_gradient, int num_threads = 0);
 
-/// Setup P of docs/numerics.md. iid inputs, then q_rope_t += beta*k_rope_t, q_latent_t += beta*kv_latent_t (token t's own
-/// key is t + S - T); list of token t: its own key in slot 0, then distinct random earlier keys, then -1 (all earlier
-/// keys while they fit). Needs S >= T.
+/// Setup P of docs/numerics.md. iid inputs, then q_rope_t += beta*k_rope_t, q_latent_t += beta*kv_latent_t (token t's
+/// own key is t + S - T); list of token t: its own key in slot 0, then distinct random earlier keys, then -1 (all
+/// earlier keys while they fit). Needs S >= T.
 [[nodiscard]] Problem make_peaked(const ProblemShape& shape, double beta, bool with_gradient, int num_threads = 0);
 
 /// Where in the visiting order of a walk the dominant key stands.

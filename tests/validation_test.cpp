@@ -158,7 +158,7 @@ TEST_F(Validation, DocumentOffsets) {
 }
 
 TEST_F(Validation, SoftmaxScale) {
-  for (const double scale : {kInfinity, -kInfinity, std::nan(""), 1e300}) {
+  for (const double scale : {kInfinity, -kInfinity, std::nan(""), 1e300, 3.4e38, -2.4e38}) {
     refuses_forward("softmax_scale", [scale](ForwardArguments& a, Options&) { a.softmax_scale = scale; });
     refuses_backward("softmax_scale", [scale](BackwardArguments& a, Options&) { a.softmax_scale = scale; });
   }

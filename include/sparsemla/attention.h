@@ -7,7 +7,7 @@
 //   out[t,h,:]   = sum_j p[t,h,j] * kv_latent[i,:]
 //   lse[t,h]     = log sum_j exp(softmax_scale * score)                            natural log, keys only
 //
-// The formulas and edge cases are those of docs/math.md. In short:
+// The formulas and edge cases are those of docs/numerics.md. In short:
 // - A slot j of token t is valid iff j < topk_length[t] and 0 <= indices[t,j] < limit, where limit is S, or under
 //   `causal` t + 1 + S - T (both counted inside the token's document when cu_seqlens are given). Any other value is an
 //   empty slot: its row is never read and never scattered to.

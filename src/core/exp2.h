@@ -18,8 +18,9 @@ inline float fused_multiply_add(float a, float b, float c) noexcept {
 #endif
 }
 
-/// 2^x with a relative error below 1.2e-7 (6e-6 above x = 127, where the polynomial is stretched). exp2_fp32(0) is exactly 1. Results below 2^-125.5 are 0 (as the GPU's ex2
-/// with flush-to-zero gives, a little earlier); x >= 128 gives inf, -inf gives 0, NaN gives NaN.
+/// 2^x with a relative error below 1.2e-7 (6e-6 above x = 127, where the polynomial is stretched). exp2_fp32(0) is
+/// exactly 1. Results below 2^-125.5 are 0 (as the GPU's ex2 with flush-to-zero gives, a little earlier); x >= 128
+/// gives inf, -inf gives 0, NaN gives NaN.
 inline float exp2_fp32(float x) noexcept {
   const float clamped =
       x > 127.0F ? 127.0F : (x >= -126.0F ? x : -126.0F);  // NaN too: the conversion to int must be defined

@@ -8,8 +8,8 @@
 #include "backends/cpu/amx.h"
 #include "backends/cpu/engine.h"
 #include "backends/cpu/operation.h"
-#include "core/sizes.h"
 #include "core/backend_interface.h"
+#include "core/sizes.h"
 #include "sparsemla/error.h"
 
 namespace sparsemla::cpu {
