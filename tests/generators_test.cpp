@@ -321,8 +321,8 @@ TEST(ReorderSlots, NamesAndErrors) {
     EXPECT_EQ(parse_slot_order(to_string(order)), order);
   EXPECT_EQ(to_string(SlotOrder::kDominantLast), "last");
   EXPECT_THROW(static_cast<void>(parse_slot_order("Last")), Error);
-  EXPECT_THROW(reorder_slots({1, 2, 3}, 2, 2, {}, SlotOrder::kRandom, kBackward, 1), Error);
-  EXPECT_THROW(reorder_slots({1, 2}, 1, 2, {}, SlotOrder::kDominantFirst, kBackward, 1), Error);
+  EXPECT_THROW((void)reorder_slots({1, 2, 3}, 2, 2, {}, SlotOrder::kRandom, kBackward, 1), Error);
+  EXPECT_THROW((void)reorder_slots({1, 2}, 1, 2, {}, SlotOrder::kDominantFirst, kBackward, 1), Error);
 }
 
 }  // namespace
