@@ -15,8 +15,8 @@
 // - A row without a valid slot: out 0, out_residual 0, lse -inf, max_logits -inf, all its gradients 0.
 // - The sink is one more logit per head in natural-log units, not multiplied by the scale. It enters the denominator of
 //   `out` only. +inf gives out 0 and dsink 0; -inf is bitwise the same as no sink.
-// - NaN and Inf in a selected key or a query reach exactly the rows that use them. A row whose scores are all -inf is
-// NaN.
+// - NaN and Inf in a selected key or a query reach exactly the rows that use them. Where all scores of a row are
+//   -inf, its out and lse are NaN.
 // - Subnormal bf16 inputs may count as zero, and subnormal results as zero (AMX tiles do that).
 #pragma once
 
