@@ -64,7 +64,7 @@ class Judge {
     hold(who, "out rel_l2", entry.out_rel_l2, floors.out_rel_l2 * max_out_rel_l2_over_floor(entry.settings.operands));
     hold(who, "row gain rms", entry.row_gain.rms, floors.row_gain_rms * kMaxRowGainOverIdeal);
     if (entry.lse_max_abs) {
-      const double budget_at_16 = budget(Output::kLse, DataType::kFloat32, "cpu", entry.settings).max_abs;
+      const double budget_at_16 = budget(Output::kLse, DataType::kFloat32, "cpu", entry.settings, 1).max_abs;
       const double growth = std::max(1.0, report_.setup.largest_lse / kScoreOfLseBudget);
       hold(who, "lse max abs error", *entry.lse_max_abs, budget_at_16 * growth);
     }
@@ -147,12 +147,15 @@ class Judge {
     return is_setup_p(report_.setup) ? limit : std::max(limit, generic_limit(entry, which.output));
   }
 
-  static double generic_limit(const GradientEntry& entry, Output output) {
+  double generic_limit(const GradientEntry& entry, Output output) const {
     Pipeline pipeline = Pipeline::training();
     pipeline.operands = entry.operands.value_or(Operands::kBf16);
     const bool is_dq = output == Output::kDqRope || output == Output::kDqLatent;
     const DataType dtype = is_dq && !entry.dq_in_fp32 ? DataType::kBFloat16 : DataType::kFloat32;
-    return budget(output, dtype, "cpu", pipeline).rel_l2;
+    const SetupReport& setup = report_.setup;
+    const std::int64_t width = output == Output::kDqRope ? setup.rope_dim : setup.latent_dim;
+    const std::int64_t num_values = std::max<std::int64_t>(1, setup.num_tokens * setup.num_heads * width);
+    return budget(output, dtype, "cpu", pipeline, num_values).rel_l2;
   }
 
   void judge(const GradientEntry& entry) {

@@ -47,7 +47,8 @@ class Conformance {
   struct Rows;
   const ErrorBounds& bounds_for(const Pipeline& pipeline, DataType dq_dtype);
   [[nodiscard]] bool is_well_conditioned() const;
-  [[nodiscard]] Budget budget_of(Output output, DataType dtype, const Pipeline& pipeline) const;
+  [[nodiscard]] Budget budget_of(Output output, DataType dtype, const Pipeline& pipeline,
+                                 const std::vector<double>& exact) const;
   void check_budget(const Rows& rows, Failures& failures) const;
   void check_rows(const Rows& rows, Failures& failures);
   void check_residual(const ForwardOutputs& outputs, Failures& failures) const;

@@ -37,9 +37,11 @@ struct Budget {
 
 /// For well-conditioned inputs: iid or mildly peaked (weights up to about 0.8), |scale * score| below 16, at least 32
 /// valid slots in most rows (with one slot dS is exactly zero, and a relative error means nothing), at least 64 rows.
-/// `dtype` is that of the output tensor, `backend` a name of backends().
-/// Errors: a dtype that the output cannot have, a backend without a table.
-[[nodiscard]] Budget budget(Output output, DataType dtype, std::string_view backend, const Pipeline& pipeline);
+/// `dtype` is that of the output tensor, `backend` a name of backends(), `num_values` how many elements the tensor has:
+/// the mean over few roundings scatters, and a small tensor is allowed for that.
+/// Errors: a dtype that the output cannot have, a backend without a table, num_values below 1.
+[[nodiscard]] Budget budget(Output output, DataType dtype, std::string_view backend, const Pipeline& pipeline,
+                            std::int64_t num_values);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The audit. All limits are for the figures of one run, as plain fractions.

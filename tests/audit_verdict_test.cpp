@@ -27,7 +27,9 @@ AuditReport good_report(double beta = 0.4) {
   AuditReport report;
   report.setup.num_tokens = report.setup.num_keys = 4096;
   report.setup.topk = 2048;
+  report.setup.num_heads = 128;
   report.setup.latent_dim = 512;
+  report.setup.rope_dim = 64;
   report.setup.beta = beta;
   report.setup.self_weight_median = 0.8;
   report.setup.largest_lse = 10;
@@ -153,7 +155,7 @@ const Rule kRules[] = {
        r.setup.beta.reset();
        both(&GradientErrors::dq_latent, Operands::kBf16)(r, v);
      },
-     2.84e-3, 2.86e-3, "gradients exact first residual on bf16: dq_latent"},
+     2.79e-3, 2.82e-3, "gradients exact first residual on bf16: dq_latent"},
     {"Dsink", [](AuditReport& r, double v) { r.gradients[0].errors.dsink = v; }, 4.4e-3, 4.6e-3, "dsink"},
 };
 

@@ -89,9 +89,9 @@ enum class CpuEngine : std::uint8_t {
 struct Options {
   Purpose purpose = Purpose::kTraining;
   /// Unset: plan() chooses by purpose and backend. Set: runs exactly so, or is refused.
-  std::optional<Pipeline> pipeline;
+  std::optional<Pipeline> pipeline = {};
   /// Unset: the backend of the tensors' device. Set: that one, or an Error that says why not. Never a silent fallback.
-  std::string backend;
+  std::string backend = {};
   CpuEngine cpu_engine = CpuEngine::kAuto;
   /// CPU threads; 0 = all cores this process may use. Results are bitwise the same for any value.
   int num_threads = 0;

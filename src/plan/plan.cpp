@@ -15,8 +15,7 @@ Pipeline choose_pipeline(const Options& options, bool has_residual, Plan& plan) 
   }
   Pipeline pipeline = Pipeline::training();
   if (options.purpose == Purpose::kInference) {
-    // The lazy max saves the CPU backend 0 to 3 % (docs/performance.md); for that price inference takes the exact one
-    // and its outputs equal training's bit for bit.
+    // For 0 to 3 % of the CPU backend's time; why: docs/decisions/004-cpu-inference-exact.md.
     pipeline.residual = has_residual;
     plan.reasons.emplace_back(
         "pipeline: exact max, for at most a few percent of the time; inference equals training bitwise");
