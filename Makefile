@@ -31,15 +31,15 @@ format: ## Rewrites C++ files as .clang-format says
 	@scripts/setup.sh lint
 	@scripts/lint.sh --fix
 
-asan: ## The C++ tests under AddressSanitizer and UBSan
+asan: ## The C++ tests under AddressSanitizer and UBSan (EXCLUDE=regex: but for these)
 	@scripts/setup.sh build
 	@scripts/build.sh asan
-	@scripts/ctest.sh asan
+	@scripts/ctest.sh asan $(if $(EXCLUDE),-E '$(EXCLUDE)')
 
-tsan: ## The C++ tests under ThreadSanitizer
+tsan: ## The C++ tests under ThreadSanitizer (the same)
 	@scripts/setup.sh build
 	@scripts/build.sh tsan
-	@scripts/ctest.sh tsan
+	@scripts/ctest.sh tsan $(if $(EXCLUDE),-E '$(EXCLUDE)')
 
 fuzz: ## FUZZ_SECONDS (60) of fuzzing the safetensors reader
 	@scripts/setup.sh build fuzz

@@ -94,6 +94,6 @@ for group in "${groups[@]}"; do
     test) install_python test -r tests/python/requirements.txt ;;
     lint) install_python lint "clang-format==$clang_format_version" ;;
     plot) install_python plot matplotlib ;;
-    rivals) install_python rivals numpy torch ;;
+    rivals) install_python rivals numpy "torch==2.13.0" ;;
   esac
 done

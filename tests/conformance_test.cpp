@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -82,7 +83,9 @@ class ConformanceTest : public testing::TestWithParam<std::size_t> {};
 TEST_P(ConformanceTest, AgreesWithTheReference) {
   const Case& entry = cases::table()[GetParam()];
   if (!entry.has(cases::kCpu)) GTEST_SKIP() << "not for the CPU";
-  if (kSanitized && entry.has(cases::kLarge)) GTEST_SKIP() << "too large under a sanitizer";
+  if (kSanitized && entry.has(cases::kLarge) && std::getenv("SPARSEMLA_LARGE_CASES") == nullptr) {
+    GTEST_SKIP() << "takes minutes under a sanitizer; SPARSEMLA_LARGE_CASES=1 runs it";
+  }
   Conformance conformance(entry);
   for (const std::string& failure : conformance.check_reference()) ADD_FAILURE() << "reference: " << failure;
   for (const Variant& setup : cover(entry, conformance.problem(), GetParam())) {
