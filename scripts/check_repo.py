@@ -6,10 +6,11 @@
   numbers of the same list may follow on the line.
 - Source files of at most 500 lines, no file above 4 MiB.
 
-Looks at the files git tracks or would add; without git, at all of them.
+Looks at the files git tracks or would add; in a plain folder (an unpacked archive), at those that .gitignore leaves.
 """
 
 import argparse
+import fnmatch
 import re
 import subprocess
 import sys
@@ -28,13 +29,26 @@ TRACKER_NUMBER = re.compile(r"(?<![\w#$&{/-])#\d{1,4}\b")
 PEER_LIST = re.compile(r"[\w.-]*[A-Za-z][\w./-]*#\d+(?:\s*(?:,|/|;|and|or|\||\s)\s*#\d+)*\s*(?:,|/|;|and|or|\|)?\s*$")
 
 
+def is_ignored(name: str, patterns: list[str]) -> bool:
+    """Whether a folder or file of the path matches a pattern. The few forms that .gitignore here has: /name/, name/, name."""
+    parts = name.split("/")
+    for pattern in patterns:
+        candidates = parts[:1] if pattern.startswith("/") else parts
+        if any(fnmatch.fnmatch(part, pattern.strip("/")) for part in candidates):
+            return True
+    return False
+
+
 def listed_files(root: Path) -> list[str]:
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listing = subprocess.run(command, check=True, capture_output=True).stdout.decode()
         names = {name for name in listing.split("\0") if name}
     except (OSError, subprocess.CalledProcessError):
-        names = {p.relative_to(root).as_posix() for p in root.rglob("*") if ".git" not in p.parts}
+        ignore = root / ".gitignore"
+        patterns = [".git/"] + (ignore.read_text().split() if ignore.is_file() else [])
+        found = (p.relative_to(root).as_posix() for p in root.rglob("*"))
+        names = {name for name in found if not is_ignored(name, patterns)}
     return sorted(name for name in names if (root / name).is_file() and not (root / name).is_symlink())
 
 

@@ -11,7 +11,7 @@ readonly clang_format_version=14.0.6
 
 declare -A packages=(
   [build]="g++ make cmake ninja-build libeigen3-dev libfmt-dev libcli11-dev nlohmann-json3-dev libdlpack-dev libgtest-dev libbenchmark-dev"
-  [test]="python3 python3-venv"
+  [test]="git python3 python3-venv"
   [lint]="git python3 python3-venv"
   [fuzz]="clang libclang-rt-dev"
   [plot]="python3 python3-venv"

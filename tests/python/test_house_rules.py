@@ -152,9 +152,12 @@ def test_sizes(tmp_path):
     assert (status, output.count("data.bin: 4194305 bytes")) == (1, 1)
 
 
-def test_ignored_files_do_not_count(tmp_path):
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    write_tree(tmp_path, {".gitignore": "/build/\n", "build/log.txt": DIRTY_TEXTS[0]})
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_ignored_files_do_not_count(tmp_path, is_repository):
+    if is_repository:
+        subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    write_tree(tmp_path, {".gitignore": "/build/\n__pycache__/\n*.tmp/\n", "build/log.txt": DIRTY_TEXTS[0],
+                          "a/__pycache__/b.txt": DIRTY_TEXTS[0], "c.tmp/d.txt": DIRTY_TEXTS[0]})
     assert run_checker("check_repo.py", tmp_path)[0] == 0
     write_tree(tmp_path, {"new.txt": DIRTY_TEXTS[0]})
     assert run_checker("check_repo.py", tmp_path)[0] == 1, "a file git would add counts before it is added"
