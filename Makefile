@@ -32,14 +32,11 @@ format: ## Rewrites C++ files as .clang-format says
 	@scripts/lint.sh --fix
 
 asan: ## The C++ tests under AddressSanitizer and UBSan (EXCLUDE=regex: but for these)
-	@scripts/setup.sh build
-	@scripts/build.sh asan
-	@scripts/ctest.sh asan $(if $(EXCLUDE),-E '$(EXCLUDE)')
-
 tsan: ## The C++ tests under ThreadSanitizer (the same)
+asan tsan:
 	@scripts/setup.sh build
-	@scripts/build.sh tsan
-	@scripts/ctest.sh tsan $(if $(EXCLUDE),-E '$(EXCLUDE)')
+	@scripts/build.sh $@
+	@scripts/ctest.sh $@ $(if $(EXCLUDE),-E '$(EXCLUDE)')
 
 fuzz: ## FUZZ_SECONDS (60) of fuzzing the safetensors reader
 	@scripts/setup.sh build fuzz

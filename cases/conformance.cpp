@@ -85,8 +85,9 @@ bool Conformance::is_well_conditioned() const {
 /// Zeros (rows of keys that no list selects) are exact and not part of the sample.
 Budget Conformance::budget_of(Output output, DataType dtype, const Pipeline& pipeline,
                               const std::vector<double>& exact) const {
+  if (!well_conditioned_) return {};
   const auto num_values = static_cast<std::int64_t>(exact.size()) - std::count(exact.begin(), exact.end(), 0.0);
-  return well_conditioned_ && num_values > 0 ? budget(output, dtype, "cpu", pipeline, num_values) : Budget{};
+  return num_values > 0 ? budget(output, dtype, "cpu", pipeline, num_values) : Budget{};
 }
 
 void Conformance::check_budget(const Rows& rows, Failures& failures) const {

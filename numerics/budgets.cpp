@@ -1,7 +1,5 @@
 #include "numerics/budgets.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -195,7 +193,7 @@ Budget budget(Output output, DataType dtype, std::string_view backend, const Pip
   // row when it has been measured against them.
   if (backend != "cpu") throw Error("backend", backend, "cpu, the one with budgets");
   require_dtype(output, dtype);
-  if (num_values < 1) throw Error("num_values", fmt::format("{}", num_values), "at least 1");
+  if (num_values < 1) throw Error("num_values", std::to_string(num_values), "at least 1");
   Budget result;
   switch (output) {
     case Output::kOut:

@@ -32,11 +32,8 @@ PEER_LIST = re.compile(r"[\w.-]*[A-Za-z][\w./-]*#\d+(?:\s*(?:,|/|;|and|or|\||\s)
 def is_ignored(name: str, patterns: list[str]) -> bool:
     """Whether a folder or file of the path matches a pattern. The few forms that .gitignore here has: /name/, name/, name."""
     parts = name.split("/")
-    for pattern in patterns:
-        candidates = parts[:1] if pattern.startswith("/") else parts
-        if any(fnmatch.fnmatch(part, pattern.strip("/")) for part in candidates):
-            return True
-    return False
+    return any(fnmatch.fnmatch(part, pattern.strip("/"))
+               for pattern in patterns for part in (parts[:1] if pattern.startswith("/") else parts))
 
 
 def listed_files(root: Path) -> list[str]:
