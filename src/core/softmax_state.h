@@ -3,11 +3,7 @@
 
 #include <limits>
 
-#if defined(__CUDACC__)
-#define SPARSEMLA_HOST_DEVICE __host__ __device__
-#else
-#define SPARSEMLA_HOST_DEVICE
-#endif
+#include "core/host_device.h"
 
 namespace sparsemla {
 

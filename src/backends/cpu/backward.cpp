@@ -80,7 +80,7 @@ class BackwardWorker {
         split_(plan.pipeline.operands == Operands::kSplit),
         needs_dq_(arguments.dq_latent.defined() || arguments.dq_rope.defined()),
         needs_dkv_(arguments.dkv_latent.defined() || arguments.dk_rope.defined()),
-        rules_(arguments),
+        rules_(make_index_rules(arguments)),
         sizes_(sizes_of(arguments)),
         heads_(padded(sizes_.num_heads)),
         score_dim_(sizes_.score_dim()),
@@ -248,7 +248,7 @@ class BackwardWorker {
   bool split_;
   bool needs_dq_;
   bool needs_dkv_;
-  IndexRules rules_;
+  IndexRuleView rules_;
   Sizes sizes_;
   std::int64_t heads_;  // padded
   std::int64_t score_dim_;
@@ -295,7 +295,7 @@ void compute_dsink(const BackwardArguments& arguments, int num_threads) {
   for (int i = 0; i < num_threads; ++i) rows.emplace_back(3 * kLatentDim);
   std::atomic<std::int64_t> next{0};
   run_workers(num_threads, [&](int worker) {
-    const IndexRules rules(arguments);
+    const IndexRuleView rules = make_index_rules(arguments);
     BFloat16* dout = rows[static_cast<std::size_t>(worker)].get();
     for (std::int64_t chunk = next.fetch_add(1); chunk < num_chunks; chunk = next.fetch_add(1)) {
       for (std::int64_t t = chunk * kChunk; t < std::min((chunk + 1) * kChunk, sizes.num_tokens); ++t) {

@@ -30,7 +30,7 @@ class ForwardWorker {
   ForwardWorker(const ForwardArguments& arguments, const Plan& plan)
       : arguments_(arguments),
         pipeline_(plan.pipeline),
-        rules_(arguments),
+        rules_(make_index_rules(arguments)),
         sizes_(sizes_of(arguments)),
         heads_(padded(sizes_.num_heads)),
         score_dim_(sizes_.score_dim()),
@@ -159,7 +159,7 @@ class ForwardWorker {
 
   const ForwardArguments& arguments_;
   Pipeline pipeline_;
-  IndexRules rules_;
+  IndexRuleView rules_;
   Sizes sizes_;
   std::int64_t heads_;  // padded
   std::int64_t score_dim_;
