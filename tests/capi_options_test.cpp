@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -92,6 +93,17 @@ TEST_F(CApiOptions, EachOptionArrives) {
        [](Options& o) { o.cpu_engine = CpuEngine::kAmx; }},
       {"num_threads 1", [](auto& o) { o.num_threads = 1; }, [](Options& o) { o.num_threads = 1; }, true},
       {"num_threads 2", [](auto& o) { o.num_threads = 2; }, [](Options& o) { o.num_threads = 2; }, true},
+      {"stream", [](auto& o) { o.stream = &o; }, [](Options& o) { o.stream = &o; }},
+      {"workspace",
+       [](auto& o) {
+         o.workspace = &o;
+         o.workspace_bytes = -256;
+       },
+       [](Options& o) {
+         o.workspace = &o;
+         o.workspace_bytes = -256;
+       }},
+      {"workspace_bytes", [](auto& o) { o.workspace_bytes = 256; }, [](Options& o) { o.workspace_bytes = 256; }},
       {"num_threads below 0", [](auto& o) { o.num_threads = -1; }, [](Options& o) { o.num_threads = -1; }},
   };
   for (const Row& row : rows) {
@@ -215,6 +227,24 @@ TEST_F(CApiOptions, StructsOfOtherVersions) {
   short_options.struct_size = 8;
   EXPECT_EQ(sparsemla_forward(&forward_, &short_options), SPARSEMLA_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(sparsemla_last_error()).rfind("options.struct_size:", 0), 0U) << sparsemla_last_error();
+}
+
+/// A caller compiled before stream and workspace were appended: what lies behind its struct is not read.
+TEST_F(CApiOptions, OptionsOfTheFirstVersion) {
+  sparsemla_options options = empty_options();
+  options.struct_size = offsetof(sparsemla_options, stream);
+  options.purpose = SPARSEMLA_INFERENCE;
+  options.stream = &options;
+  options.workspace_bytes = -1;
+  Options inference;
+  inference.purpose = Purpose::kInference;
+  EXPECT_EQ(c_plan(&options), cpp_plan(inference));
+  EXPECT_EQ(sparsemla_forward(&forward_, &options), SPARSEMLA_OK) << sparsemla_last_error();
+  options.struct_size = sizeof options;
+  EXPECT_EQ(sparsemla_forward(&forward_, &options), SPARSEMLA_INVALID_ARGUMENT);
+  options.workspace_bytes = 0;
+  EXPECT_EQ(sparsemla_forward(&forward_, &options), SPARSEMLA_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(sparsemla_last_error()).rfind("stream: found a stream", 0), 0U) << sparsemla_last_error();
 }
 
 TEST_F(CApiOptions, PlanTextIsCutToItsBuffer) {

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "sparsemla/backend.h"
+#include "validate/validate.h"
 #include "validation_fixture.h"
 
 namespace sparsemla::validation {
@@ -64,6 +65,73 @@ TEST_F(ValidationOptions, Threads) {
   refuses_options(
       "num_threads", [](Options& o) { o.num_threads = -1; }, "-1");
   refuses_options("num_threads", [](Options& o) { o.num_threads = std::numeric_limits<int>::min(); });
+}
+
+TEST_F(ValidationOptions, StreamsOnTheCpu) {
+  refuses_options("stream", [](Options& o) { o.stream = &o; });
+}
+
+TEST_F(ValidationOptions, HalfAWorkspace) {
+  refuses_options(
+      "workspace", [](Options& o) { o.workspace_bytes = 256; }, "256");
+  refuses_options(
+      "workspace",
+      [](Options& o) {
+        o.workspace = &o;
+        o.workspace_bytes = -1;
+      },
+      "-1");
+}
+
+TEST_F(ValidationOptions, AWorkspaceThatIsNotNeededIsFine) {
+  alignas(kWorkspaceAlignment) static std::byte memory[512];
+  Options options;
+  options.workspace = memory + 1;
+  options.workspace_bytes = 511;
+  EXPECT_NO_THROW((void)cases::run_forward(problem_.inputs(), options));
+}
+
+TEST_F(ValidationOptions, WorkspacesThatAPlanCannotUse) {
+  alignas(kWorkspaceAlignment) static std::byte memory[1024];
+  Plan needs;
+  needs.workspace_bytes = 512;
+  const auto check = [&](void* workspace, std::int64_t bytes, const std::string& found) {
+    Options options;
+    options.workspace = workspace;
+    options.workspace_bytes = bytes;
+    try {
+      validate_workspace(options, needs);
+      EXPECT_EQ(found, "");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.argument(), "workspace");
+      EXPECT_EQ(error.found(), found);
+      EXPECT_NE(error.wanted().find("512 bytes"), std::string::npos) << error.what();
+    }
+  };
+  check(memory, 512, "");
+  check(memory + 256, 768, "");
+  check(nullptr, 0, "nothing");
+  check(memory, 511, "511 bytes");
+  check(memory + 128, 512, "a misaligned pointer");
+  check(memory + 255, 769, "a misaligned pointer");
+}
+
+/// The address is in nobody's memory, so reading an offset would end the test.
+TEST_F(ValidationOptions, DataOnADeviceIsNeverRead) {
+  ForwardArguments arguments;
+  const auto on_device = [](DataType dtype, std::initializer_list<std::int64_t> shape) {
+    return Tensor::contiguous(reinterpret_cast<const void*>(std::uintptr_t{256}), dtype, shape, {DeviceType::kCuda, 0});
+  };
+  arguments.q_latent = on_device(DataType::kBFloat16, {4, 2, kLatentDim});
+  arguments.kv_latent = on_device(DataType::kBFloat16, {8, kLatentDim});
+  arguments.indices = on_device(DataType::kInt32, {4, 3});
+  arguments.topk_length = on_device(DataType::kInt32, {4});
+  arguments.cu_seqlens_q = on_device(DataType::kInt32, {3});
+  arguments.cu_seqlens_k = on_device(DataType::kInt32, {3});
+  arguments.out = on_device(DataType::kBFloat16, {4, 2, kLatentDim});
+  EXPECT_NO_THROW(validate(arguments));
+  arguments.cu_seqlens_k = on_device(DataType::kInt32, {4});
+  EXPECT_THROW(validate(arguments), Error);
 }
 
 TEST_F(ValidationOptions, Backends) {

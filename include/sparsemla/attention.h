@@ -34,6 +34,7 @@ namespace sparsemla {
 inline constexpr std::int64_t kLatentDim = 512;
 inline constexpr std::int64_t kRopeDim = 64;
 inline constexpr std::int64_t kMaxHeads = 256;
+inline constexpr std::int64_t kWorkspaceAlignment = 256;  // bytes, of Options::workspace
 
 /// What both directions read. Tensors marked "optional" may be left default-constructed. Any strides.
 struct AttentionInputs {
@@ -97,6 +98,14 @@ struct Options {
   int num_threads = 0;
   /// Ask for dkv_latent and dk_rope that are bitwise the same from run to run. (The CPU backend always gives that.)
   bool deterministic = false;
+  /// A cudaStream_t of the tensors' device, into which the call is enqueued; null: that device's default stream. The
+  /// call neither waits for the device nor allocates there, so a stream that is being captured takes it too. The CPU
+  /// backend has no streams and refuses one.
+  void* stream = nullptr;
+  /// Memory on the tensors' device for the call to work in, aligned to kWorkspaceAlignment, in use until the stream has
+  /// passed the call. Needed where workspace_bytes() of the call is above 0; more than that is fine.
+  void* workspace = nullptr;
+  std::int64_t workspace_bytes = 0;
 };
 
 /// What a call will do. A value: computing it touches no tensor data, and printing it is how one asks what runs.
@@ -110,9 +119,9 @@ struct Plan {
   bool training_matches_inference = false;
   int num_threads = 1;
   std::int64_t key_tile = 0;         // keys multiplied at a time
-  std::int64_t head_tile = 0;        // heads after padding inside the kernel
+  std::int64_t head_tile = 0;        // heads multiplied at a time, padding included
   std::int64_t token_chunk = 0;      // tokens whose partial gradients are in flight together
-  std::int64_t workspace_bytes = 0;  // what the caller must provide (0 on the CPU)
+  std::int64_t workspace_bytes = 0;  // what Options::workspace must hold (0 on the CPU)
   std::int64_t internal_bytes = 0;   // host memory that the CPU backend allocates for the time of the call
   double flops = 0;                  // if every slot is valid: 2*T*H*W*1088 forward, 2*T*H*W*2752 backward (less rope)
   std::vector<std::string> reasons;  // why this backend, engine and threshold
@@ -124,14 +133,16 @@ struct Plan {
 [[nodiscard]] Plan plan(const ForwardArguments& arguments, const Options& options = {});
 [[nodiscard]] Plan plan(const BackwardArguments& arguments, const Options& options = {});
 
-/// Bytes of device workspace that the call needs from its caller. 0 on the CPU.
+/// Bytes that Options::workspace must hold for the call. 0 on the CPU.
 [[nodiscard]] std::int64_t workspace_bytes(const ForwardArguments& arguments, const Options& options = {});
 [[nodiscard]] std::int64_t workspace_bytes(const BackwardArguments& arguments, const Options& options = {});
 
 /// Errors (sparsemla::Error, before anything is written): a tensor of the wrong rank, shape, dtype or device, a null
 /// pointer where there are elements, an output that overlaps itself, half a rope pair, half a cu_seqlens pair,
-/// cu_seqlens that decrease or run past the end, heads outside 1..256, a threshold outside its bound, an option that no
-/// built backend has.
+/// cu_seqlens that decrease or run past the end (where they are on the CPU: device data is never read, and offsets
+/// there that break the rule select nothing outside the tensors), heads outside 1..256, a threshold outside its bound,
+/// a workspace that is missing, too small or misaligned, a layout or option that the backend does not have. A failure
+/// to enqueue on a device throws too; outputs are then untouched unless work before it had been enqueued.
 void forward(const ForwardArguments& arguments, const Options& options = {});
 void backward(const BackwardArguments& arguments, const Options& options = {});
 

@@ -59,6 +59,9 @@ typedef struct sparsemla_options {
   int32_t cpu_engine;                 /* sparsemla_cpu_engine */
   int32_t num_threads;                /* 0 = all cores this process may use */
   int32_t deterministic;
+  void* stream;            /* a cudaStream_t of the tensors' device; NULL = its default stream */
+  void* workspace;         /* device memory, aligned to 256 bytes, of at least what sparsemla_*_workspace_bytes says */
+  int64_t workspace_bytes; /* how much is there */
 } sparsemla_options;
 
 typedef struct sparsemla_forward_arguments {
@@ -131,7 +134,7 @@ sparsemla_status sparsemla_plan_forward(const sparsemla_forward_arguments* argum
 sparsemla_status sparsemla_plan_backward(const sparsemla_backward_arguments* arguments,
                                          const sparsemla_options* options, char* text, size_t capacity, size_t* length);
 
-/* Bytes of device workspace that the call needs from its caller; 0 on the CPU. */
+/* Bytes that the options' workspace must hold for the call; 0 on the CPU. */
 sparsemla_status sparsemla_forward_workspace_bytes(const sparsemla_forward_arguments* arguments,
                                                    const sparsemla_options* options, int64_t* bytes);
 sparsemla_status sparsemla_backward_workspace_bytes(const sparsemla_backward_arguments* arguments,

@@ -9,13 +9,13 @@ namespace sparsemla {
 Plan plan(const ForwardArguments& arguments, const Options& options) {
   validate(options);
   validate(arguments);
-  return make_plan(arguments, options, false, arguments.out_residual.defined());
+  return make_plan(arguments, options);
 }
 
 Plan plan(const BackwardArguments& arguments, const Options& options) {
   validate(options);
   validate(arguments);
-  return make_plan(arguments, options, true, arguments.out_residual.defined());
+  return make_plan(arguments, options);
 }
 
 std::int64_t workspace_bytes(const ForwardArguments& arguments, const Options& options) {
@@ -28,12 +28,14 @@ std::int64_t workspace_bytes(const BackwardArguments& arguments, const Options& 
 
 void forward(const ForwardArguments& arguments, const Options& options) {
   const Plan chosen = plan(arguments, options);
-  find_backend(chosen.backend).forward(arguments, chosen);
+  validate_workspace(options, chosen);
+  find_backend(chosen.backend).forward(arguments, chosen, {options.stream, options.workspace});
 }
 
 void backward(const BackwardArguments& arguments, const Options& options) {
   const Plan chosen = plan(arguments, options);
-  find_backend(chosen.backend).backward(arguments, chosen);
+  validate_workspace(options, chosen);
+  find_backend(chosen.backend).backward(arguments, chosen, {options.stream, options.workspace});
 }
 
 }  // namespace sparsemla

@@ -61,7 +61,9 @@ template <>
 constexpr std::size_t kFirstBytes<sparsemla_backward_arguments> = offsetof(sparsemla_backward_arguments, dsink) +
                                                                   sizeof(const DLTensor*);
 static_assert(kFirstBytes<sparsemla_pipeline> == sizeof(sparsemla_pipeline));
-static_assert(kFirstBytes<sparsemla_options> == sizeof(sparsemla_options));
+// Appended since: stream, workspace, workspace_bytes.
+static_assert(offsetof(sparsemla_options, stream) == kFirstBytes<sparsemla_options>);
+static_assert(offsetof(sparsemla_options, workspace_bytes) + sizeof(int64_t) == sizeof(sparsemla_options));
 static_assert(kFirstBytes<sparsemla_forward_arguments> == sizeof(sparsemla_forward_arguments));
 static_assert(kFirstBytes<sparsemla_backward_arguments> == sizeof(sparsemla_backward_arguments));
 
@@ -123,6 +125,9 @@ sparsemla::Options read_options(const sparsemla_options* given) {
   options.cpu_engine = read_enum<sparsemla::CpuEngine>(c.cpu_engine, 3, "options.cpu_engine");
   options.num_threads = c.num_threads;
   options.deterministic = c.deterministic != 0;
+  options.stream = c.stream;
+  options.workspace = c.workspace;
+  options.workspace_bytes = c.workspace_bytes;
   return options;
 }
 

@@ -8,21 +8,12 @@
 namespace sparsemla {
 namespace {
 
-Pipeline choose_pipeline(const Options& options, bool has_residual, Plan& plan) {
+Pipeline choose_pipeline(const Backend& backend, const Options& options, bool has_residual, Plan& plan) {
   if (options.pipeline) {
     plan.reasons.emplace_back("pipeline: as asked for");
     return *options.pipeline;
   }
-  Pipeline pipeline = Pipeline::training();
-  if (options.purpose == Purpose::kInference) {
-    // For 0 to 3 % of the CPU backend's time; why: docs/decisions/004-cpu-inference-exact.md.
-    pipeline.residual = has_residual;
-    plan.reasons.emplace_back(
-        "pipeline: exact max, for at most a few percent of the time; inference equals training bitwise");
-  } else {
-    plan.reasons.emplace_back("pipeline: exact max and residual, since gradients will be taken");
-  }
-  return pipeline;
+  return backend.default_pipeline(options.purpose, has_residual, plan.reasons);
 }
 
 void check_residual(const Pipeline& pipeline, bool has_residual, bool backward) {
@@ -40,20 +31,34 @@ double count_flops(const Sizes& sizes, bool backward) {
          static_cast<double>(sizes.topk) * width;
 }
 
-}  // namespace
-
-Plan make_plan(const AttentionInputs& inputs, const Options& options, bool backward, bool has_residual) {
-  const Backend& backend = select_backend(options, inputs.q_latent.device);
+/// All but what the backend fills in.
+Plan begin_plan(const Backend& backend, const AttentionInputs& inputs, const Options& options, bool backward,
+                bool has_residual) {
   Plan plan;
   plan.backward = backward;
   plan.backend = backend.name;
   plan.reasons.push_back(options.backend.empty()
                              ? fmt::format("backend: the tensors are on {}", to_string(inputs.q_latent.device))
                              : "backend: as asked for");
-  plan.pipeline = choose_pipeline(options, has_residual, plan);
+  plan.pipeline = choose_pipeline(backend, options, has_residual, plan);
   check_residual(plan.pipeline, has_residual, backward);
   plan.flops = count_flops(sizes_of(inputs), backward);
-  backend.complete(plan, inputs, options);
+  return plan;
+}
+
+}  // namespace
+
+Plan make_plan(const ForwardArguments& arguments, const Options& options) {
+  const Backend& backend = select_backend(options, arguments.q_latent.device);
+  Plan plan = begin_plan(backend, arguments, options, false, arguments.out_residual.defined());
+  backend.complete_forward(plan, arguments, options);
+  return plan;
+}
+
+Plan make_plan(const BackwardArguments& arguments, const Options& options) {
+  const Backend& backend = select_backend(options, arguments.q_latent.device);
+  Plan plan = begin_plan(backend, arguments, options, true, arguments.out_residual.defined());
+  backend.complete_backward(plan, arguments, options);
   return plan;
 }
 

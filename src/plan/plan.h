@@ -6,8 +6,9 @@
 
 namespace sparsemla {
 
-/// The pipeline, and the reason for it. `has_residual`: whether out_residual is given. Throws Error where the argument
-/// and the pipeline disagree about the residual.
-[[nodiscard]] Plan make_plan(const AttentionInputs& inputs, const Options& options, bool backward, bool has_residual);
+/// The backend, the pipeline and the reasons for them, completed by the backend. Throws Error where out_residual and
+/// the pipeline disagree, and where the backend has no such call.
+[[nodiscard]] Plan make_plan(const ForwardArguments& arguments, const Options& options);
+[[nodiscard]] Plan make_plan(const BackwardArguments& arguments, const Options& options);
 
 }  // namespace sparsemla

@@ -233,7 +233,26 @@ void validate(const Options& options) {
   if (options.num_threads < 0) {
     throw Error("num_threads", fmt::format("{}", options.num_threads), "0 (all cores) or more");
   }
+  if (options.workspace_bytes < 0 || (options.workspace == nullptr && options.workspace_bytes > 0)) {
+    throw Error("workspace",
+                fmt::format("{} and {} bytes", options.workspace == nullptr ? "a null pointer" : "a pointer",
+                            options.workspace_bytes),
+                "an address and the bytes there, or neither");
+  }
   if (options.pipeline) validate(*options.pipeline);
+}
+
+void validate_workspace(const Options& options, const Plan& plan) {
+  if (plan.workspace_bytes == 0) return;
+  const std::string wanted = fmt::format("{} bytes of device memory (workspace_bytes() of this call), aligned to {}",
+                                         plan.workspace_bytes, kWorkspaceAlignment);
+  if (options.workspace == nullptr) throw Error("workspace", "nothing", wanted);
+  if (options.workspace_bytes < plan.workspace_bytes) {
+    throw Error("workspace", fmt::format("{} bytes", options.workspace_bytes), wanted);
+  }
+  if (reinterpret_cast<std::uintptr_t>(options.workspace) % kWorkspaceAlignment != 0) {
+    throw Error("workspace", "a misaligned pointer", wanted);
+  }
 }
 
 }  // namespace sparsemla

@@ -40,9 +40,31 @@ bool use_amx(const Options& options, Plan& plan) {
   return amx::available();
 }
 
-void complete(Plan& plan, const AttentionInputs& inputs, const Options& options) {
+Pipeline default_pipeline(Purpose purpose, bool has_residual, std::vector<std::string>& reasons) {
+  Pipeline pipeline = Pipeline::training();
+  if (purpose == Purpose::kInference) {
+    // For 0 to 3 % of the time; why: docs/decisions/004-cpu-inference-exact.md.
+    pipeline.residual = has_residual;
+    reasons.emplace_back(
+        "pipeline: exact max, for at most a few percent of the time; inference equals training bitwise");
+  } else {
+    reasons.emplace_back("pipeline: exact max and residual, since gradients will be taken");
+  }
+  return pipeline;
+}
+
+std::int64_t scratch_bytes(const ForwardArguments& arguments, const Plan& plan, std::int64_t element_bytes) {
+  return forward_scratch_bytes(arguments, plan.pipeline, element_bytes);
+}
+std::int64_t scratch_bytes(const BackwardArguments& arguments, const Plan&, std::int64_t element_bytes) {
+  return backward_scratch_bytes(arguments, element_bytes);
+}
+
+template <typename Arguments>
+void complete(Plan& plan, const Arguments& arguments, const Options& options) {
+  if (options.stream != nullptr) throw Error("stream", "a stream", "nothing: the CPU backend has no streams");
   const bool use = use_amx(options, plan);
-  const Sizes sizes = sizes_of(inputs);
+  const Sizes sizes = sizes_of(arguments);
   plan.variant = use ? AmxEngine::kName : Fp32Engine::kName;
   plan.deterministic = true;
   plan.training_matches_inference = true;
@@ -53,13 +75,11 @@ void complete(Plan& plan, const AttentionInputs& inputs, const Options& options)
   plan.token_chunk = plan.num_threads;
   plan.workspace_bytes = 0;
   const std::int64_t element_bytes = use ? 2 : 4;
-  plan.internal_bytes =
-      plan.num_threads * (plan.backward ? backward_scratch_bytes(inputs, element_bytes)
-                                        : forward_scratch_bytes(inputs, plan.pipeline, element_bytes));
+  plan.internal_bytes = plan.num_threads * scratch_bytes(arguments, plan, element_bytes);
 }
 
 template <typename Arguments, void (*kAmx)(const Arguments&, const Plan&), void (*kFp32)(const Arguments&, const Plan&)>
-void run(const Arguments& arguments, const Plan& plan) {
+void run(const Arguments& arguments, const Plan& plan, const Execution&) {
   (plan.variant == AmxEngine::kName ? kAmx : kFp32)(arguments, plan);
 }
 
@@ -74,7 +94,9 @@ const Backend& backend() {
                            fmt::format("{}{}, {} threads", amx::available() ? "amx-bf16, " : "", Fp32Engine::kName,
                                        available_cores())};
       },
-      complete,
+      default_pipeline,
+      complete<ForwardArguments>,
+      complete<BackwardArguments>,
       run<ForwardArguments, forward<AmxEngine>, forward<Fp32Engine>>,
       run<BackwardArguments, backward<AmxEngine>, backward<Fp32Engine>>,
   };

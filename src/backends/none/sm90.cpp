@@ -18,9 +18,11 @@ const Backend& backend() {
       [] {
         return BackendInfo{"sm90", DeviceType::kCuda, false, kWhy};
       },
-      [](Plan&, const AttentionInputs&, const Options&) { refuse(); },
-      [](const ForwardArguments&, const Plan&) { refuse(); },
-      [](const BackwardArguments&, const Plan&) { refuse(); },
+      [](Purpose, bool, std::vector<std::string>&) -> Pipeline { refuse(); },
+      [](Plan&, const ForwardArguments&, const Options&) { refuse(); },
+      [](Plan&, const BackwardArguments&, const Options&) { refuse(); },
+      [](const ForwardArguments&, const Plan&, const Execution&) { refuse(); },
+      [](const BackwardArguments&, const Plan&, const Execution&) { refuse(); },
   };
   return kBackend;
 }
