@@ -13,6 +13,12 @@ endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/sparsemla TYPE INCLUDE FILES_MATCHING PATTERN "*.h")
 install(EXPORT sparsemla-targets NAMESPACE sparsemla:: DESTINATION ${package_dir})
 
+# A static library leaves the CUDA runtime to whoever links it.
+set(find_cuda "")
+get_target_property(library_type sparsemla TYPE)
+if(SPARSEMLA_HAS_CUDA AND library_type STREQUAL "STATIC_LIBRARY")
+  set(find_cuda "find_dependency(CUDAToolkit)")
+endif()
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/sparsemla-config.cmake.in
   ${PROJECT_BINARY_DIR}/sparsemla-config.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/sparsemla-config-version.cmake COMPATIBILITY SameMinorVersion)

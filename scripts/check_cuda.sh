@@ -2,7 +2,7 @@
 # Compiles every *.cu under src for sm_90a. A kernel that spills registers, uses local memory or has its wgmma
 # instructions serialised is an error, as is a file that does not compile.
 #   scripts/check_cuda.sh [FOLDER]     FOLDER instead of src
-# Without nvcc: an error in CI (CI set), else a note. CUTLASS_INCLUDE = folder that holds cute/ and cutlass/.
+# Without nvcc: an error in CI (CI set), else a note. CUTLASS headers: as scripts/find_cutlass.sh finds them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,12 +20,7 @@ if ! command -v nvcc >/dev/null; then
 fi
 
 includes=(-Iinclude -Isrc)
-cutlass=${CUTLASS_INCLUDE:-}
-for python in .venv/bin/python python3; do
-  [[ -n $cutlass ]] && break
-  cutlass=$("$python" -c 'import importlib.util as u, os; s = u.find_spec("cutlass_library"); print(os.path.join(os.path.dirname(s.origin), "source", "include") if s else "")' 2>/dev/null)
-done
-[[ -n $cutlass ]] && includes+=("-I$cutlass")
+cutlass=$(scripts/find_cutlass.sh) && includes+=("-I$cutlass")
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs what the named groups need on Debian 12/13 and Ubuntu 24.04, if it is not there yet.
-#   scripts/setup.sh [build] [test] [lint] [fuzz] [plot] [rivals]        no name = build
-# All but build and fuzz also prepare the Python environment .venv; rivals is PyTorch, to compare speed with. Does nothing,
-# and needs no rights, when everything is in place.
+#   scripts/setup.sh [build] [cuda] [test] [lint] [fuzz] [plot] [rivals]        no name = build
+# All but build and fuzz also prepare the Python environment .venv. cuda is the CUTLASS headers, which build takes along where
+# nvcc is (the CUDA toolkit itself is for you to install); rivals is PyTorch, to compare speed with. Does nothing, and needs
+# no rights, when everything is in place.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +12,7 @@ readonly clang_format_version=14.0.6
 
 declare -A packages=(
   [build]="g++ make cmake ninja-build libeigen3-dev libfmt-dev libcli11-dev nlohmann-json3-dev libdlpack-dev libgtest-dev libbenchmark-dev"
+  [cuda]="python3 python3-venv"
   [test]="git python3 python3-venv"
   [lint]="git python3 python3-venv"
   [fuzz]="clang libclang-rt-dev"
@@ -80,6 +82,7 @@ install_python() { # stamp-name pip-argument...
 
 groups=("$@")
 ((${#groups[@]})) || groups=(build)
+[[ " ${groups[*]} " == *" build "* ]] && command -v nvcc >/dev/null && groups+=(cuda)
 wanted_packages=()
 for group in "${groups[@]}"; do
   [[ -n ${packages[$group]:-} ]] || { say "setup.sh: unknown group '$group'"; exit 2; }
@@ -91,6 +94,8 @@ install_packages "${wanted_packages[@]}"
 
 for group in "${groups[@]}"; do
   case $group in
+    # The package asks for Python bindings that no header needs.
+    cuda) install_python cuda --no-deps "nvidia-cutlass==4.2.0.0" ;;
     test) install_python test -r tests/python/requirements.txt ;;
     lint) install_python lint "clang-format==$clang_format_version" ;;
     plot) install_python plot matplotlib ;;
