@@ -59,6 +59,19 @@ Pipeline pipeline_of(const Options& options) {
   return pipeline;
 }
 
+Case forward_only(const Case& entry) {
+  Case result = entry;
+  result.tags &= ~static_cast<std::uint32_t>(kBackward);
+  result.expect = {};  // it may state gradients
+  result.make = [&entry] {
+    Problem problem = entry.make();
+    problem.dout.clear();
+    problem.dlse.clear();
+    return problem;
+  };
+  return result;
+}
+
 Conformance::Conformance(const Case& entry)
     : entry_(entry),
       problem_(entry.make()),

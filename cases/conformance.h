@@ -63,6 +63,9 @@ class Conformance {
   double worst_ratio_ = 0;
 };
 
+/// The case without its gradient: cheaper to make, for a backend that has no backward. `entry` outlives it.
+[[nodiscard]] Case forward_only(const Case& entry);
+
 /// The pipeline that a call with these options runs.
 [[nodiscard]] Pipeline pipeline_of(const Options& options);
 

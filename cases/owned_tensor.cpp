@@ -10,7 +10,9 @@ namespace sparsemla::cases {
 namespace {
 
 constexpr std::int64_t kFusedPitch = 576;
-constexpr std::int64_t kGuardElements = 576;  // before and after the elements, whatever the layout
+constexpr std::int64_t kGuardElements =
+    576;                                  // before and after the elements, whatever the layout; a multiple of 16 bytes
+constexpr std::int64_t kRowElements = 8;  // 16 bytes of bf16
 
 /// Element offset of the row-major `index`-th element.
 std::int64_t offset_of(const Tensor& view, std::int64_t index) {
@@ -62,7 +64,20 @@ void place(Tensor& view, Layout layout) {
     case Layout::kInterleaved:
       pack(view, axes, 2, 1);
       break;
+    case Layout::kAlignedRows: {
+      std::int64_t stride = 1;
+      for (int axis = view.rank - 1; axis >= 0; --axis) {
+        view.strides[axis] = stride;
+        const std::int64_t span = stride * std::max<std::int64_t>(view.shape[axis], 1);
+        stride = (span + kRowElements - 1) / kRowElements * kRowElements + kRowElements;
+      }
+      break;
+    }
   }
+}
+
+bool is_backwards(Layout layout, int axis) {
+  return layout == Layout::kReversed || (layout == Layout::kAlignedRows && axis == 0);
 }
 
 }  // namespace
@@ -81,6 +96,8 @@ std::string_view to_string(Layout layout) noexcept {
       return "reversed";
     case Layout::kInterleaved:
       return "interleaved";
+    case Layout::kAlignedRows:
+      return "aligned_rows";
     case Layout::kBroadcast:
       return "broadcast";
   }
@@ -100,9 +117,10 @@ OwnedTensor::OwnedTensor(DataType dtype, std::vector<std::int64_t> shape, Layout
   std::int64_t first = kGuardElements + (layout == Layout::kPadded ? 1 : 0);
   const std::int64_t element = size_bytes(dtype);
   storage_.assign(static_cast<std::size_t>((first + span + kGuardElements) * element), std::byte{fill});
-  if (layout == Layout::kReversed) {
-    for (int axis = 0; axis < view_.rank; ++axis) view_.strides[axis] = -view_.strides[axis];
-    first += span - 1;
+  for (int axis = 0; axis < view_.rank; ++axis) {
+    if (!is_backwards(layout, axis)) continue;
+    first += std::max<std::int64_t>(view_.shape[axis] - 1, 0) * view_.strides[axis];
+    view_.strides[axis] = -view_.strides[axis];
   }
   view_.data = storage_.data() + first * element;
 }

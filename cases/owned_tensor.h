@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -18,6 +19,7 @@ enum class Layout : std::uint8_t {
   kTransposed,   // axes permuted: [H,T,D] for [T,H,D], column-major for a matrix
   kReversed,     // every stride negative
   kInterleaved,  // last axis with stride 2
+  kAlignedRows,  // last axis packed, every row at a multiple of 16 bytes, gaps after each; first axis backwards
   kBroadcast,    // inputs only: stride 0 on the token axis. Outputs of such a case are contiguous
 };
 [[nodiscard]] std::string_view to_string(Layout layout) noexcept;
@@ -33,6 +35,8 @@ class OwnedTensor {
 
   [[nodiscard]] const Tensor& tensor() const noexcept { return view_; }
   [[nodiscard]] bool defined() const noexcept { return view_.defined(); }
+  /// All of its memory: elements, gaps and guards.
+  [[nodiscard]] std::span<std::byte> storage() noexcept { return storage_; }
 
   /// Copies packed row-major elements of the same dtype in; num_elements() of them.
   void assign(const void* packed);

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "device/forward.h"
 #include "sparsemla/error.h"
 
 namespace sparsemla::cases {
@@ -200,9 +201,17 @@ BackwardArguments backward_arguments(const AttentionInputs& inputs, const Forwar
   return arguments;
 }
 
+void run_forward_into(ForwardOutputs& outputs, const AttentionInputs& inputs, const Options& options) {
+  const ForwardArguments arguments = forward_arguments(inputs, outputs);
+  if (options.backend != kDeviceBackend) return forward(arguments, options);
+  device::forward_on_device(
+      arguments, options, 0,
+      {outputs.out.storage(), outputs.lse.storage(), outputs.max_logits.storage(), outputs.out_residual.storage()});
+}
+
 ForwardOutputs run_forward(const AttentionInputs& inputs, const Options& options, Layout layout) {
   ForwardOutputs outputs = make_forward_outputs(inputs, has_residual(options), layout);
-  forward(forward_arguments(inputs, outputs), options);
+  run_forward_into(outputs, inputs, options);
   return outputs;
 }
 

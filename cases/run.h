@@ -71,6 +71,13 @@ struct Gradients {
 [[nodiscard]] BackwardArguments backward_arguments(const AttentionInputs& inputs, const ForwardOutputs& outputs,
                                                    const Tensor& dout, const Tensor& dlse, const Gradients& gradients);
 
+/// The backend whose tensors lie on a device. What follows copies them there (device 0) and back, memory around them
+/// included; a build without CUDA throws Error.
+inline constexpr const char* kDeviceBackend = "sm90";
+
+/// One forward into outputs that the caller holds.
+void run_forward_into(ForwardOutputs& outputs, const AttentionInputs& inputs, const Options& options);
+
 /// One call with all outputs, respectively all gradients.
 [[nodiscard]] ForwardOutputs run_forward(const AttentionInputs& inputs, const Options& options = {},
                                          Layout layout = Layout::kContiguous);

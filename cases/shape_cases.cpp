@@ -105,8 +105,8 @@ void add_documents(std::vector<Case>& table) {
 }
 
 void add_layouts(std::vector<Case>& table) {
-  for (const Layout layout :
-       {Layout::kFused, Layout::kPadded, Layout::kTransposed, Layout::kReversed, Layout::kInterleaved}) {
+  for (const Layout layout : {Layout::kFused, Layout::kPadded, Layout::kTransposed, Layout::kReversed,
+                              Layout::kInterleaved, Layout::kAlignedRows}) {
     table.push_back(
         {.name = "layout_" + std::string(to_string(layout)), .tags = kBoth | kRandom, .layout = layout, .make = [] {
            Problem p = iid({.tokens = 5, .keys = 90, .heads = 6, .topk = 70, .seed = 130});

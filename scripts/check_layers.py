@@ -6,7 +6,7 @@
   no circle. Backends do not include each other.
 - Each other folder includes only the folders listed for it in MAY_INCLUDE, and the insides of src/ are for src/ and the
   tests alone. A folder that is in no list is a violation, so that a new one cannot slip past.
-- Only src/backends/sm90 includes CuTe, CUTLASS and CUDA headers.
+- Only src/backends/sm90 includes CuTe and CUTLASS; CUDA headers also device/ and tests/cuda.
 """
 
 import argparse
@@ -28,17 +28,20 @@ MAY_INCLUDE = {
     "reference": set(),
     "numerics": set(),
     "io": set(),
-    "cases": {"numerics", "reference"},
-    "audit": {"numerics", "reference", "cases", "io"},
-    "cli": {"numerics", "reference", "cases", "io", "audit"},
-    "bench": {"numerics", "reference", "cases", "io", "audit"},
+    "device": set(),
+    "cases": {"numerics", "reference", "device"},
+    "audit": {"numerics", "reference", "cases", "io", "device"},
+    "cli": {"numerics", "reference", "cases", "io", "audit", "device"},
+    "bench": {"numerics", "reference", "cases", "io", "audit", "device"},
     "examples": {"numerics", "io"},
-    "tests": {"src", "numerics", "reference", "cases", "io", "audit", "cli"},
+    "tests": {"src", "numerics", "reference", "cases", "io", "audit", "cli", "device"},
     "python": {"numerics", "reference", "io"},
 }
 MIDDLE = {"src/validate", "src/plan", "src/dispatch"}
-DEVICE_FOLDER = "src/backends/sm90"
-DEVICE_HEADER = re.compile(r"^(cute|cutlass|cuda|cub|thrust|cooperative_groups)(/|$)|^(cuda|cooperative_groups|nv_)\w*\.h$")
+KERNEL_FOLDERS = ("src/backends/sm90/",)
+KERNEL_HEADER = re.compile(r"^(cute|cutlass|cub|thrust)(/|$)")
+CUDA_FOLDERS = (*KERNEL_FOLDERS, "device/", "tests/cuda/")
+CUDA_HEADER = re.compile(r"^(cuda|cooperative_groups)(/|$)|^(cuda|cooperative_groups|nv_)\w*\.h$")
 PUBLIC_HEADER_MAY_USE = {"dlpack/dlpack.h", "stddef.h", "stdint.h"}  # besides C++ standard headers, which have no dot
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^">]+)[">]', re.MULTILINE)
@@ -85,8 +88,9 @@ def may_include(folder: str, target: str) -> bool:
 def check_third_party(path: str, folder: str, bracket: str, name: str) -> str:
     if folder == "include" and name not in PUBLIC_HEADER_MAY_USE and (bracket == '"' or "." in name or "/" in name):
         return "a public header includes only public and standard headers"
-    if DEVICE_HEADER.match(name) and not path.startswith(DEVICE_FOLDER + "/"):
-        return f"only {DEVICE_FOLDER} includes it"
+    for header, folders in (KERNEL_HEADER, KERNEL_FOLDERS), (CUDA_HEADER, CUDA_FOLDERS):
+        if header.match(name) and not path.startswith(folders):
+            return f"only {' '.join(folders)} may include it"
     return ""
 
 

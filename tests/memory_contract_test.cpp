@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "cases/conformance.h"
+#include "device/device.h"
+#include "sparsemla/error.h"
 
 namespace sparsemla {
 namespace {
@@ -232,6 +234,16 @@ TEST_P(MemoryContract, OffsetsBeyond32Bits) {
   backward(backward_call, options());
   EXPECT_EQ(packed_bytes(backward_call.dq_latent), expected_dq);
   EXPECT_EQ(packed_bytes(backward_call.dkv_latent), expected_dkv);
+}
+
+TEST(DeviceRun, WithoutADeviceIsRefusedAndNeverDoneOnTheCpu) {
+  if (device::count() > 0) GTEST_SKIP() << "this machine has a device";
+  const Problem problem = find("heads_3").make();
+  Options options;
+  options.backend = cases::kDeviceBackend;
+  cases::ForwardOutputs outputs = cases::make_forward_outputs(problem.inputs(), true);
+  EXPECT_THROW(cases::run_forward_into(outputs, problem.inputs(), options), Error);
+  EXPECT_TRUE(outputs.untouched());
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, MemoryContract, testing::ValuesIn(cases::engines()),

@@ -26,6 +26,8 @@ CLEAN_TREE = {
     "reference/reference.h": "#include <vector>\n",
     "numerics/metrics.cpp": '#include "numerics/parallel.h"\n/* #include "core/sizes.h" */\n// #include "core/sizes.h"\n',
     "numerics/parallel.h": "#include <thread>\n",
+    "device/memory.cpp": '#include <cuda_runtime_api.h>\n#include "sparsemla/tensor.h"\n',
+    "tests/cuda/stream_test.cpp": '#include <cuda_runtime.h>\n#include "core/sizes.h"\n',
     "tests/plan_test.cpp": '#include <gtest/gtest.h>\n#include "plan/plan.h"\n#include "core/sizes.h"\n',
 }
 
@@ -81,6 +83,10 @@ def test_a_tree_without_sources_is_no_pass(tmp_path):
         ("numerics/metrics.cpp", '#include "backends/cpu/forward.h"'),
         ("numerics/metrics.cpp", '#include "src/core/sizes.h"'),
         ("tests/plan_test.cpp", "#include <cute/tensor.hpp>"),
+        ("tests/plan_test.cpp", "#include <cuda_runtime.h>"),
+        ("tests/cuda/stream_test.cpp", "#include <cute/tensor.hpp>"),
+        ("device/memory.cpp", "#include <cutlass/cutlass.h>"),
+        ("device/memory.cpp", '#include "core/sizes.h"'),
         ("helpers/more.h", "#include <vector>"),
     ],
 )
