@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "audit/experiment.h"
+#include "device/call.h"
 #include "sparsemla/error.h"
 
 namespace sparsemla::audit {
@@ -20,24 +21,40 @@ void check(const AuditRequest& request) {
   }
 }
 
-/// Has the library reject what it will reject, before the reference spends minutes on it. The buffers are never
-/// touched, so they cost no memory.
+/// Why the device's backend takes no backward at all, or nothing. The buffers are never touched, so they cost no
+/// memory.
+std::string why_no_backward(const AuditRequest& request, const Subject& subject) {
+  if (request.device.type == DeviceType::kCpu) return "";
+  const Pipeline pipeline = Pipeline::training();
+  const ForwardRun run = allocate_forward(subject.sizes, pipeline.residual);
+  const GradientBuffers buffers = allocate_gradients(subject.sizes, subject.inputs.sink.defined(), request.grad_dtype);
+  try {
+    (void)device::plan_on(request.device, backward_arguments(subject.inputs, subject, run, buffers, true),
+                          options_for(request, pipeline));
+  } catch (const Error& error) {
+    if (error.argument() != "backend") throw;
+    return error.what();
+  }
+  return "";
+}
+
+/// Has the library reject what it will reject, before the reference spends minutes on it.
 Plan plan_first(const AuditRequest& request, const Subject& subject, bool with_gradients) {
   std::vector<Pipeline> pipelines;
   for (const PipelineChoice& choice : request.pipelines) pipelines.push_back(choice.pipeline);
   if (pipelines.empty()) pipelines.push_back(Pipeline::training());
 
   Plan first;
-  Options options = request.options;
   for (const Pipeline& pipeline : pipelines) {
-    options.pipeline = pipeline;
+    const Options options = options_for(request, pipeline);
     const ForwardRun run = allocate_forward(subject.sizes, pipeline.residual);
-    const Plan plan = sparsemla::plan(forward_arguments(subject.inputs, run), options);
+    const Plan plan = device::plan_on(request.device, forward_arguments(subject.inputs, run), options);
     if (first.backend.empty()) first = plan;
     if (with_gradients) {
       const bool has_sink = subject.inputs.sink.defined();
       const GradientBuffers buffers = allocate_gradients(subject.sizes, has_sink, request.grad_dtype);
-      (void)sparsemla::plan(backward_arguments(subject.inputs, subject, run, buffers, pipeline.residual), options);
+      (void)device::plan_on(request.device,
+                            backward_arguments(subject.inputs, subject, run, buffers, pipeline.residual), options);
     }
   }
   return first;
@@ -99,8 +116,9 @@ GeneratedSource preset(std::string_view name) {
   throw Error("preset", fmt::format("\"{}\"", name), "order, residual, peaked-4096 or small");
 }
 
-AuditReport run_audit(const AuditRequest& request, const ProgressCallback& progress) {
-  check(request);
+AuditReport run_audit(const AuditRequest& asked, const ProgressCallback& progress) {
+  check(asked);
+  AuditRequest request = asked;
   // A candidate with gradients needs dout too, but whether it has any is known only once it is read, for which the
   // sizes of the inputs must be known: a generated problem therefore gets its dout whenever there is a candidate.
   const bool candidate_given = !request.candidate_file.empty();
@@ -114,8 +132,12 @@ AuditReport run_audit(const AuditRequest& request, const ProgressCallback& progr
                   "bfloat16 [T, H, 512]: the candidate's gradients are for some dout");
     }
   }
-  const bool with_gradients = request.gradients || (candidate && candidate->has_gradients());
-  const Plan plan = plan_first(request, subject, with_gradients);
+  const bool candidate_gradients = candidate && candidate->has_gradients();
+  const std::string no_backward =
+      request.gradients || candidate_gradients ? why_no_backward(request, subject) : std::string();
+  if (!no_backward.empty()) request.gradients = false;
+  const bool with_gradients = request.gradients || candidate_gradients;
+  const Plan plan = plan_first(request, subject, with_gradients && no_backward.empty());
   if (!request.write_inputs.empty()) {
     write_inputs(subject, request.write_inputs);
   }
@@ -123,6 +145,10 @@ AuditReport run_audit(const AuditRequest& request, const ProgressCallback& progr
   Experiment experiment{request, subject, candidate ? &*candidate : nullptr, {}, {}};
   experiment.report.setup = describe(request, subject, plan);
   add_notes(experiment.report, request, experiment.candidate);
+  if (asked.gradients && !no_backward.empty()) {
+    experiment.report.notes.push_back("the pipelines' gradients are left out, neither shown nor judged: " +
+                                      no_backward);
+  }
   Steps steps(progress, count_forward_steps(experiment) + count_gradient_steps(experiment));
   run_forward_phase(experiment, steps);
   run_gradient_phase(experiment, steps);

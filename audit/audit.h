@@ -51,6 +51,9 @@ struct AuditRequest {
   std::optional<double> softmax_scale;  // wins over the input file's
   bool causal = false;
   Options options;  // backend, engine, threads; purpose and pipeline are the audit's own
+  /// Where the pipelines run: the CPU, or copies of the tensors on a CUDA device. The reference and the metrics are the
+  /// CPU's, and take the threads. On a device whose backend has no backward, gradients are left out, with a note.
+  Device device;
 };
 
 /// Called before each step, on the calling thread.

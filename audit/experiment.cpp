@@ -21,6 +21,14 @@ ForwardArguments forward_arguments(const AttentionInputs& inputs, const ForwardR
   return arguments;
 }
 
+Options options_for(const AuditRequest& request, const Pipeline& pipeline) {
+  Options options = request.options;
+  options.purpose = Purpose::kTraining;
+  options.pipeline = pipeline;
+  if (request.device.type != DeviceType::kCpu) options.num_threads = 0;  // those are for the reference
+  return options;
+}
+
 std::vector<std::int32_t> ordered_lists(const Experiment& experiment, SlotOrder order, WalkDirection walk) {
   const Subject& subject = experiment.subject;
   const std::uint64_t seed = experiment.request.order_seed;

@@ -45,6 +45,9 @@ struct ForwardRun {
 [[nodiscard]] ForwardArguments forward_arguments(const AttentionInputs& inputs, const ForwardRun& outputs);
 [[nodiscard]] ForwardRun allocate_forward(const ProblemSizes& sizes, bool residual);
 
+/// The request's options for a pipeline.
+[[nodiscard]] Options options_for(const AuditRequest& request, const Pipeline& pipeline);
+
 /// The lists in the order asked for, as `walk` will visit them.
 [[nodiscard]] std::vector<std::int32_t> ordered_lists(const Experiment& experiment, SlotOrder order,
                                                       WalkDirection walk);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "audit/experiment.h"
+#include "device/call.h"
 
 namespace sparsemla::audit {
 namespace {
@@ -71,12 +72,11 @@ OrderDifference compare(const ForwardRun& a, const ForwardRun& b, const Tensor& 
 
 ForwardRun run_one(const Experiment& experiment, const Pipeline& pipeline, SlotOrder order) {
   const std::vector<std::int32_t> lists = ordered_lists(experiment, order, pipeline.walk);
-  Options options = experiment.request.options;
-  options.purpose = Purpose::kTraining;
-  options.pipeline = pipeline;
+  Options options = options_for(experiment.request, pipeline);
   options.pipeline->residual = false;  // it changes no bit of out and lse, and saves a tensor as large as out
   ForwardRun run = allocate_forward(experiment.subject.sizes, false);
-  forward(forward_arguments(experiment.subject.with_indices(lists), run), options);
+  device::forward_on(experiment.request.device, forward_arguments(experiment.subject.with_indices(lists), run),
+                     options);
   return run;
 }
 

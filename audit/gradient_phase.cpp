@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "audit/experiment.h"
+#include "device/call.h"
 
 namespace sparsemla::audit {
 namespace {
@@ -56,13 +57,10 @@ Gradients views_of(const GradientBuffers& buffers) {
           buffers.dsink.view()};
 }
 
-Options options_for(const Experiment& experiment, const Pipeline& base, Operands operands, bool residual) {
-  Options options = experiment.request.options;
-  options.purpose = Purpose::kTraining;
-  options.pipeline = base;
-  options.pipeline->operands = operands;
-  options.pipeline->residual = residual;
-  return options;
+Options options_for(const Experiment& experiment, Pipeline pipeline, Operands operands, bool residual) {
+  pipeline.operands = operands;
+  pipeline.residual = residual;
+  return audit::options_for(experiment.request, pipeline);
 }
 
 /// One forward with the residual serves both backward passes: with it and without.
@@ -77,13 +75,14 @@ void audit_operands(Experiment& experiment, const PipelineChoice& choice, SlotOr
 
   steps.begin("training forward " + label);
   const ForwardRun run = allocate_forward(subject.sizes, true);
-  forward(forward_arguments(inputs, run), options_for(experiment, choice.pipeline, operands, true));
+  device::forward_on(request.device, forward_arguments(inputs, run),
+                     options_for(experiment, choice.pipeline, operands, true));
 
   const GradientBuffers buffers = allocate_gradients(subject.sizes, subject.inputs.sink.defined(), request.grad_dtype);
   for (const bool residual : {true, false}) {
     steps.begin(fmt::format("backward {} residual {}", label, residual ? "on" : "off"));
-    backward(backward_arguments(inputs, subject, run, buffers, residual),
-             options_for(experiment, choice.pipeline, operands, residual));
+    device::backward_on(request.device, backward_arguments(inputs, subject, run, buffers, residual),
+                        options_for(experiment, choice.pipeline, operands, residual));
     GradientEntry entry;
     entry.pipeline = choice.name;
     entry.order = to_string(order);

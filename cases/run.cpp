@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "device/forward.h"
+#include "device/call.h"
 #include "sparsemla/error.h"
 
 namespace sparsemla::cases {
@@ -31,6 +31,10 @@ void append_if_different(std::string& names, const char* name, const OwnedTensor
   if (a.defined() == b.defined() && a.bytes() == b.bytes()) return;
   if (!names.empty()) names += ' ';
   names += name;
+}
+
+Device device_of(const Options& options) {
+  return {options.backend == kDeviceBackend ? DeviceType::kCuda : DeviceType::kCpu, 0};
 }
 
 /// Layout of an output: it may not overlap itself.
@@ -202,10 +206,8 @@ BackwardArguments backward_arguments(const AttentionInputs& inputs, const Forwar
 }
 
 void run_forward_into(ForwardOutputs& outputs, const AttentionInputs& inputs, const Options& options) {
-  const ForwardArguments arguments = forward_arguments(inputs, outputs);
-  if (options.backend != kDeviceBackend) return forward(arguments, options);
-  device::forward_on_device(
-      arguments, options, 0,
+  device::forward_on(
+      device_of(options), forward_arguments(inputs, outputs), options,
       {outputs.out.storage(), outputs.lse.storage(), outputs.max_logits.storage(), outputs.out_residual.storage()});
 }
 
@@ -218,7 +220,9 @@ ForwardOutputs run_forward(const AttentionInputs& inputs, const Options& options
 Gradients run_backward(const AttentionInputs& inputs, const ForwardOutputs& outputs, const Tensor& dout,
                        const Tensor& dlse, const Options& options, DataType dq_dtype, Layout layout) {
   Gradients gradients = make_gradients(inputs, dq_dtype, layout);
-  backward(backward_arguments(inputs, outputs, dout, dlse, gradients), options);
+  device::backward_on(device_of(options), backward_arguments(inputs, outputs, dout, dlse, gradients), options,
+                      {gradients.dq_latent.storage(), gradients.dq_rope.storage(), gradients.dkv_latent.storage(),
+                       gradients.dk_rope.storage(), gradients.dsink.storage()});
   return gradients;
 }
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
-#include <set>
 
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -35,23 +34,6 @@ struct AuditOptions {
   ProblemOptions problem;
   EngineOptions engine;
 };
-
-/// The words between commas. Errors: an empty one, or one that stands there twice.
-std::vector<std::string> split_list(const std::string& text, const char* option) {
-  std::vector<std::string> words;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    words.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  std::set<std::string> seen;
-  for (const std::string& word : words) {
-    if (word.empty() || !seen.insert(word).second) {
-      throw Error(option, "\"" + text + "\"", "words between commas, each of them once");
-    }
-  }
-  return words;
-}
 
 audit::GeneratedSource generated_source(const AuditOptions& options) {
   audit::GeneratedSource source = audit::preset(options.preset.value_or("small"));
@@ -103,6 +85,7 @@ audit::AuditRequest to_request(const AuditOptions& options) {
   request.softmax_scale = checked.softmax_scale;
   request.causal = checked.causal;
   request.options = to_options(options.engine);
+  request.device = to_device(options.engine);
   return request;
 }
 

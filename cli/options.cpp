@@ -3,18 +3,41 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <set>
 #include <system_error>
 
+#include "device/call.h"
+#include "device/device.h"
 #include "sparsemla/backend.h"
 #include "sparsemla/error.h"
 
 namespace sparsemla::cli {
 
+namespace {
+
+/// "cuda:12" -> 12; "cuda" -> 0; nothing for any other text.
+std::optional<int> device_index(const std::string& text) {
+  constexpr std::string_view kCuda = "cuda";
+  if (text == kCuda) return 0;
+  if (!text.starts_with("cuda:")) return std::nullopt;
+  int index = -1;
+  const char* const end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(text.data() + kCuda.size() + 1, end, index);
+  const bool good = error == std::errc{} && last == end && index >= 0;
+  return good ? std::optional(index) : std::nullopt;
+}
+
+}  // namespace
+
 void add_engine_options(CLI::App& app, EngineOptions& options) {
-  app.add_option("--device", options.device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+  app.add_option("--device", options.device, "Where it runs: cpu, cuda or cuda:N")
+      ->check([](const std::string& text) {
+        return text == "cpu" || device_index(text) ? std::string() : "\"" + text + "\": want cpu, cuda or cuda:N";
+      })
       ->capture_default_str();
   app.add_option("--engine", options.engine, "How the CPU backend multiplies: auto, fp32 or amx")
       ->check(CLI::IsMember({"auto", "fp32", "amx"}))
@@ -24,29 +47,41 @@ void add_engine_options(CLI::App& app, EngineOptions& options) {
       ->capture_default_str();
 }
 
-Options to_options(const EngineOptions& options) {
-  Options result;
-  result.backend = options.device == "cuda" ? "sm90" : "cpu";
+Device to_device(const EngineOptions& options) {
+  const std::optional<int> index = device_index(options.device);
+  const Device where{index ? DeviceType::kCuda : DeviceType::kCpu, index.value_or(0)};
   for (const BackendInfo& backend : backends()) {
-    if (backend.name == result.backend && !backend.available) {
+    if (backend.device == where.type && !backend.available) {
       throw Error("--device", fmt::format("{} ({})", options.device, backend.detail),
                   "one that `sparsemla info` lists as available");
     }
   }
+  if (index && *index >= device::count()) {
+    throw Error("--device", options.device, fmt::format("one of cuda:0 to cuda:{}", device::count() - 1));
+  }
+  return where;
+}
+
+Options to_options(const EngineOptions& options) {
+  Options result;
+  result.backend = to_device(options).type == DeviceType::kCuda ? "sm90" : "cpu";
   result.num_threads = options.threads;
   if (options.engine == "fp32") result.cpu_engine = CpuEngine::kFp32;
   if (options.engine == "amx") result.cpu_engine = CpuEngine::kAmx;
   return result;
 }
 
-void add_size_options(CLI::App& app, SizeOptions& options, const SizeDefaults& defaults) {
+void add_size_options(CLI::App& app, SizeOptions& options, const SizeDefaults& defaults, bool with_keys) {
   const auto with_default = [&](const char* text, std::int64_t SizeDefaults::*value) {
     return defaults.*value > 0 ? fmt::format("{}; {} unless given", text, defaults.*value) : text;
   };
   app.add_option("--tokens", options.tokens, with_default("Query tokens T", &SizeDefaults::tokens));
   const bool own_default = defaults.keys > 0;
-  app.add_option("--keys", options.keys,
-                 with_default(own_default ? "Keys S" : "Keys S; as many as tokens unless given", &SizeDefaults::keys));
+  if (with_keys) {
+    app.add_option(
+        "--keys", options.keys,
+        with_default(own_default ? "Keys S" : "Keys S; as many as tokens unless given", &SizeDefaults::keys));
+  }
   app.add_option("--topk", options.topk, with_default("List slots a token, W", &SizeDefaults::topk));
   app.add_option("--heads", options.heads, with_default("Query heads H", &SizeDefaults::heads));
 }
@@ -82,13 +117,13 @@ void add_pipeline_options(CLI::App& app, PipelineOptions& options) {
 }
 
 std::optional<Pipeline> choose_pipeline(const PipelineOptions& options, const ForwardArguments& arguments,
-                                        const Options& library_options) {
+                                        const Options& library_options, Device where) {
   if (!options.any()) return std::nullopt;
   Pipeline pipeline = Pipeline::training();
   if (library_options.purpose == Purpose::kInference) {
     ForwardArguments without_residual = arguments;
     without_residual.out_residual = {};
-    pipeline = plan(without_residual, library_options).pipeline;
+    pipeline = device::plan_on(where, without_residual, library_options).pipeline;
   }
   if (options.rescale_threshold) pipeline.rescale_threshold_log2 = static_cast<float>(*options.rescale_threshold);
   if (options.key_block) pipeline.key_block = *options.key_block;
@@ -100,6 +135,22 @@ std::optional<Pipeline> choose_pipeline(const PipelineOptions& options, const Fo
   if (options.operands) pipeline.operands = *options.operands == "split" ? Operands::kSplit : Operands::kBf16;
   pipeline.canonical = pipeline.canonical || options.canonical;
   return pipeline;
+}
+
+std::vector<std::string> split_list(const std::string& text, const char* option) {
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  std::set<std::string> seen;
+  for (const std::string& word : words) {
+    if (word.empty() || !seen.insert(word).second) {
+      throw Error(option, "\"" + text + "\"", "words between commas, each of them once");
+    }
+  }
+  return words;
 }
 
 void add_grad_dtype(CLI::App& app, std::optional<std::string>& text) {

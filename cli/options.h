@@ -13,12 +13,14 @@ namespace sparsemla::cli {
 
 /// --device, --engine, --threads.
 struct EngineOptions {
-  std::string device = "cpu";
+  std::string device = "cpu";  // cpu, cuda or cuda:N
   std::string engine = "auto";
   int threads = 0;
 };
 void add_engine_options(CLI::App& app, EngineOptions& options);
-/// Errors: a device whose backend is not available, and why.
+/// Where the calls run. Errors: a device that is not there, or whose backend is not available, and why.
+[[nodiscard]] Device to_device(const EngineOptions& options);
+/// Errors: as to_device().
 [[nodiscard]] Options to_options(const EngineOptions& options);
 
 /// --tokens, --keys, --topk, --heads; each unset unless given.
@@ -37,7 +39,7 @@ struct SizeDefaults {
   std::int64_t topk = 0;
   std::int64_t heads = 0;
 };
-void add_size_options(CLI::App& app, SizeOptions& options, const SizeDefaults& defaults = {});
+void add_size_options(CLI::App& app, SizeOptions& options, const SizeDefaults& defaults = {}, bool with_keys = true);
 
 /// --causal, --softmax-scale.
 struct ProblemOptions {
@@ -64,9 +66,13 @@ struct PipelineOptions {
 };
 void add_pipeline_options(CLI::App& app, PipelineOptions& options);
 
-/// What the given options leave of the pipeline that plan() would choose, or unset when none is given.
+/// What the given options leave of the pipeline that plan() would choose for a call on `where`, or unset when none is
+/// given.
 [[nodiscard]] std::optional<Pipeline> choose_pipeline(const PipelineOptions& options, const ForwardArguments& arguments,
-                                                      const Options& library_options);
+                                                      const Options& library_options, Device where);
+
+/// The words between commas. Errors: an empty one, or one that stands there twice.
+[[nodiscard]] std::vector<std::string> split_list(const std::string& text, const char* option);
 
 /// --grad-dtype: "bf16" (if not given) or "fp32".
 void add_grad_dtype(CLI::App& app, std::optional<std::string>& text);

@@ -6,6 +6,7 @@
 #include "audit/attention_file.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "device/call.h"
 #include "sparsemla/error.h"
 
 namespace sparsemla::cli {
@@ -73,15 +74,17 @@ BackwardArguments backward_of(const ForwardArguments& forward, const audit::Prob
 Plan make_plan(const PlanOptions& options, const AttentionInputs& inputs) {
   const audit::ProblemSizes sizes = audit::sizes_of(inputs);
   Options library_options = to_options(options.engine);
+  const Device where = to_device(options.engine);
   library_options.deterministic = options.deterministic;
   library_options.purpose = options.training || options.backward ? Purpose::kTraining : Purpose::kInference;
   ForwardArguments arguments = forward_of(inputs, sizes);
-  library_options.pipeline = choose_pipeline(options.pipeline, arguments, library_options);
+  library_options.pipeline = choose_pipeline(options.pipeline, arguments, library_options, where);
   const bool residual =
       library_options.pipeline ? library_options.pipeline->residual : library_options.purpose == Purpose::kTraining;
   if (residual) arguments.out_residual = arguments.out;
-  return options.backward ? plan(backward_of(arguments, sizes, grad_dtype(options.grad_dtype)), library_options)
-                          : plan(arguments, library_options);
+  return options.backward
+             ? device::plan_on(where, backward_of(arguments, sizes, grad_dtype(options.grad_dtype)), library_options)
+             : device::plan_on(where, arguments, library_options);
 }
 
 std::string to_json(const Plan& plan) {

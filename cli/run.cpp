@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "device/call.h"
 #include "io/safetensors.h"
 #include "reference/reference.h"
 #include "sparsemla/error.h"
@@ -96,6 +97,7 @@ std::string run_library(const RunOptions& run, const audit::AttentionFile& file,
   const AttentionInputs& inputs = file.inputs;
   const ProblemSizes sizes = audit::sizes_of(inputs);
   Options options = to_options(run.engine);
+  const Device where = to_device(run.engine);
   options.deterministic = run.deterministic;
   options.purpose = run.training || run.backward ? Purpose::kTraining : Purpose::kInference;
 
@@ -103,21 +105,22 @@ std::string run_library(const RunOptions& run, const audit::AttentionFile& file,
   outputs.out = TensorBuffer(DataType::kBFloat16, {sizes.num_tokens, sizes.num_heads, kLatentDim});
   outputs.lse = TensorBuffer(DataType::kFloat32, {sizes.num_tokens, sizes.num_heads});
   outputs.max_logits = TensorBuffer(DataType::kFloat32, {sizes.num_tokens, sizes.num_heads});
-  options.pipeline = choose_pipeline(run.pipeline, forward_arguments(inputs, outputs), options);
+  options.pipeline = choose_pipeline(run.pipeline, forward_arguments(inputs, outputs), options, where);
   const bool residual = options.pipeline ? options.pipeline->residual : options.purpose == Purpose::kTraining;
   if (residual) {
     outputs.out_residual = TensorBuffer(DataType::kBFloat16, {sizes.num_tokens, sizes.num_heads, kLatentDim});
   }
   if (run.backward) {
     allocate_gradients(outputs, inputs, sizes, grad_dtype(run.grad_dtype));
-    (void)plan(backward_arguments(file, outputs), options);  // rejects a bad dout before the forward is computed
+    (void)device::plan_on(where, backward_arguments(file, outputs),
+                          options);  // rejects a bad dout before the forward is computed
   }
-  const Plan chosen = plan(forward_arguments(inputs, outputs), options);
+  const Plan chosen = device::plan_on(where, forward_arguments(inputs, outputs), options);
   progress.set("forward");
-  forward(forward_arguments(inputs, outputs), options);
+  device::forward_on(where, forward_arguments(inputs, outputs), options);
   if (run.backward) {
     progress.set("backward");
-    backward(backward_arguments(file, outputs), options);
+    device::backward_on(where, backward_arguments(file, outputs), options);
   }
   progress.set("writing");
   io::write_safetensors(run.output, outputs.named(), {{"pipeline", to_string(chosen.pipeline)}});

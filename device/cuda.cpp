@@ -48,6 +48,8 @@ Facts facts(int device) {
   return {properties.name, properties.l2CacheSize, properties.multiProcessorCount};
 }
 
+void make_current(int device) { require("cudaSetDevice", cudaSetDevice(device)); }
+
 DeviceMemory::DeviceMemory(std::int64_t bytes, int device) : bytes_(bytes) {
   const CurrentDevice current(device);
   void* data = nullptr;

@@ -18,6 +18,9 @@ struct Facts {
 [[nodiscard]] int count();
 [[nodiscard]] Facts facts(int device);
 
+/// Makes a device the thread's current one, for libraries that look at that. What is in this header leaves it as it is.
+void make_current(int device);
+
 /// Memory on a device, aligned to 256 bytes at least. Errors: not enough of it, no such device.
 class DeviceMemory {
  public:

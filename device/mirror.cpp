@@ -25,11 +25,6 @@ std::array<std::byte*, 2> span_of(const Tensor& tensor) {
 
 bool has_elements(const Tensor& tensor) { return tensor.defined() && tensor.num_elements() > 0; }
 
-constexpr Tensor AttentionInputs::*kInputs[] = {
-    &AttentionInputs::q_latent, &AttentionInputs::q_rope,       &AttentionInputs::kv_latent,
-    &AttentionInputs::k_rope,   &AttentionInputs::indices,      &AttentionInputs::topk_length,
-    &AttentionInputs::sink,     &AttentionInputs::cu_seqlens_q, &AttentionInputs::cu_seqlens_k};
-
 }  // namespace
 
 void Mirror::add(std::span<std::byte> block) {
@@ -87,14 +82,12 @@ void Mirror::download(const Tensor& host) const {
   copy_to_host(block.begin, block.memory.data(), block.end - block.begin);
 }
 
-void add(Mirror& mirror, const AttentionInputs& inputs) {
-  for (const auto member : kInputs) mirror.add(inputs.*member);
-}
-
-AttentionInputs view(const Mirror& mirror, const AttentionInputs& inputs) {
-  AttentionInputs result = inputs;
-  for (const auto member : kInputs) result.*member = mirror.view(inputs.*member);
-  return result;
+const std::vector<Tensor AttentionInputs::*>& input_members() {
+  using Inputs = AttentionInputs;
+  static const std::vector<Tensor Inputs::*> kMembers = {
+      &Inputs::q_latent,    &Inputs::q_rope, &Inputs::kv_latent,    &Inputs::k_rope,      &Inputs::indices,
+      &Inputs::topk_length, &Inputs::sink,   &Inputs::cu_seqlens_q, &Inputs::cu_seqlens_k};
+  return kMembers;
 }
 
 }  // namespace sparsemla::device

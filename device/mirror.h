@@ -41,8 +41,7 @@ class Mirror {
   std::vector<Block> blocks_;
 };
 
-/// The inputs' like on the device; all of them are added and uploaded before.
-void add(Mirror& mirror, const AttentionInputs& inputs);
-[[nodiscard]] AttentionInputs view(const Mirror& mirror, const AttentionInputs& inputs);
+/// All tensors of AttentionInputs.
+[[nodiscard]] const std::vector<Tensor AttentionInputs::*>& input_members();
 
 }  // namespace sparsemla::device

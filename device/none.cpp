@@ -11,6 +11,7 @@ namespace {
 
 int count() { return 0; }
 Facts facts(int) { refuse(); }
+void make_current(int) { refuse(); }
 DeviceMemory::DeviceMemory(std::int64_t, int) { refuse(); }
 DeviceMemory::~DeviceMemory() = default;
 DeviceMemory::DeviceMemory(DeviceMemory&&) noexcept = default;

@@ -71,7 +71,8 @@ case $mode in
     ;;
   bench)
     folders=$(python_cuda_folders)
-    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}${folders:+:$folders} "$here/bin/sparsemla" bench --device cuda "$@"
+    [[ -z $folders ]] || export LD_LIBRARY_PATH=$folders${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    "$here/bin/sparsemla" bench --device cuda "$@"
     ;;
   cli) "$here/bin/sparsemla" "$@" ;;
   *) sed -n 2p "$0" >&2; exit 2 ;;

@@ -41,12 +41,13 @@ class DeviceProblem {
       : options_(options),
         outputs_(cases::make_forward_outputs(problem.inputs(), cases::has_residual(options))),
         host_(cases::forward_arguments(problem.inputs(), outputs_)) {
-    add(mirror_, host_);
+    for (const auto member : device::input_members()) mirror_.add(host_.*member);
     for (cases::OwnedTensor* output : {&outputs_.out, &outputs_.lse, &outputs_.max_logits, &outputs_.out_residual}) {
       mirror_.add(output->storage());
     }
     mirror_.upload();
-    static_cast<AttentionInputs&>(arguments_) = view(mirror_, host_);
+    arguments_ = host_;
+    for (const auto member : device::input_members()) arguments_.*member = mirror_.view(host_.*member);
     arguments_.out = mirror_.view(host_.out);
     arguments_.lse = mirror_.view(host_.lse);
     arguments_.max_logits = mirror_.view(host_.max_logits);

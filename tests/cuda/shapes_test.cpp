@@ -4,7 +4,7 @@
 #include <set>
 
 #include "core/index_rules.h"
-#include "device/forward.h"
+#include "device/call.h"
 #include "tests/cuda/fixture.h"
 
 namespace sparsemla::cuda_test {
@@ -115,8 +115,8 @@ TEST_F(CudaShapes, HeadsPastTheLastAreUntouched) {
     for (Tensor* tensor : {&arguments.out, &arguments.lse, &arguments.max_logits, &arguments.out_residual}) {
       *tensor = narrowed(*tensor, 1, 0, heads);
     }
-    device::forward_on_device(
-        arguments, options_of("exact"), 0,
+    device::forward_on(
+        {DeviceType::kCuda, 0}, arguments, options_of("exact"),
         {outputs.out.storage(), outputs.lse.storage(), outputs.max_logits.storage(), outputs.out_residual.storage()});
     EXPECT_EQ(cases::packed_bytes(arguments.out), expected.out.bytes()) << heads;
     EXPECT_EQ(cases::packed_bytes(arguments.lse), expected.lse.bytes()) << heads;
@@ -135,7 +135,7 @@ TEST_F(CudaShapes, OptionalOutputsMayBeLeftOut) {
     ForwardOutputs outputs = cases::make_forward_outputs(problem.inputs(), true);
     ForwardArguments arguments = cases::forward_arguments(problem.inputs(), outputs);
     arguments.*member = {};
-    device::forward_on_device(arguments, options_of("exact"));
+    device::forward_on({DeviceType::kCuda, 0}, arguments, options_of("exact"));
     EXPECT_EQ(outputs.out.bytes(), expected.out.bytes());
     EXPECT_EQ(outputs.out_residual.bytes(), expected.out_residual.bytes());
     EXPECT_EQ(outputs.lse.untouched(), member == &ForwardArguments::lse);

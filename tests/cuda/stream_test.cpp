@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "device/forward.h"
+#include "device/call.h"
 #include "sparsemla/error.h"
 #include "tests/cuda/fixture.h"
 
@@ -201,7 +201,8 @@ TEST_F(CudaCalls, RunsOnASecondDevice) {
     const ForwardOutputs outputs =
         cases::make_forward_outputs(problem.inputs(), cases::has_residual(options_of(pipeline)));
     ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-    device::forward_on_device(cases::forward_arguments(problem.inputs(), outputs), options_of(pipeline), 1);
+    device::forward_on({DeviceType::kCuda, 1}, cases::forward_arguments(problem.inputs(), outputs),
+                       options_of(pipeline));
     int current = -1;
     EXPECT_EQ(cudaGetDevice(&current), cudaSuccess);
     EXPECT_EQ(current, 0) << "the caller's current device";

@@ -1,5 +1,7 @@
 """`sparsemla info`, `plan`, `bench`, and what concerns every command."""
 
+import json
+
 import pytest
 from problems import make_iid
 
@@ -40,6 +42,27 @@ def test_plan_rejects_what_run_rejects(program):
     bad = make_iid()
     bad.tensors["indices"] = bad.tensors["indices"][:2]
     program.reject("indices", "plan", bad.save(program.new_path()))
+
+
+def test_bench_times_each_number_of_keys(program):
+    small = ["bench", "--tokens", "2", "--topk", "8", "--heads", "3", "--repeats", "1", "--json"]
+    results = json.loads(program.succeed(*small, "--keys", "20,40").stdout)
+    assert [result["keys"] for result in results] == [20, 40]
+    assert json.loads(program.succeed(*small, "--keys", "20").stdout)["keys"] == 20
+
+
+@pytest.mark.parametrize("options, named", [
+    (["--pipelines", "lazy"], "--pipelines"), (["--seconds", "1"], "--seconds"), (["--keys", "20,x"], "--keys"),
+    (["--device", "cuda:x"], "--device"), (["--heads", "257"], "heads"), (["--keys", "0"], "S 0")])
+def test_bench_rejects(program, options, named):
+    program.reject(named, "bench", "--tokens", "2", "--topk", "8", *options)
+
+
+@pytest.mark.parametrize("arguments", [["bench", "--tokens", "2", "--seconds", "0.01"], ["audit", "--preset", "small"], ["plan"]])
+def test_a_device_runs_or_is_refused(program, arguments):
+    result = program.call(*arguments, "--device", "cuda:4096")
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert "--device" in result.stderr and "cuda:4096" in result.stderr
 
 
 def test_run_prints_nothing_on_stderr_without_a_terminal(program):

@@ -17,7 +17,7 @@ def test_unsafe_threshold(program, source, value):
 @pytest.mark.parametrize("option, value", [
     ("--key-block", "0"), ("--key-block", "-64"), ("--key-block", "64.5"), ("--key-block", "99999999999999"),
     ("--walk", "sideways"), ("--row-sum", "both"), ("--residual", "maybe"), ("--operands", "fp8"),
-    ("--grad-dtype", "fp16"), ("--threads", "-1"), ("--threads", "two"), ("--device", "tpu"),
+    ("--grad-dtype", "fp16"), ("--threads", "-1"), ("--threads", "two"), ("--device", "tpu"), ("--device", "cuda:"), ("--device", "cuda:-1"), ("--device", "cuda:1x"), ("--device", "cuda0"),
     ("--softmax-scale", "nan"), ("--softmax-scale", "inf"), ("--softmax-scale", "fast")])
 def test_bad_value(program, source, option, value):
     program.reject(option.lstrip("-").replace("-", "_").split("_")[-1], "run", source, "-o", program.new_path(),
