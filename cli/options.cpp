@@ -36,7 +36,8 @@ std::optional<int> device_index(const std::string& text) {
 void add_engine_options(CLI::App& app, EngineOptions& options) {
   app.add_option("--device", options.device, "Where it runs: cpu, cuda or cuda:N")
       ->check([](const std::string& text) {
-        return text == "cpu" || device_index(text) ? std::string() : "\"" + text + "\": want cpu, cuda or cuda:N";
+        const bool good = text == "cpu" || device_index(text);
+        return good ? std::string() : fmt::format("\"{}\": want cpu, cuda or cuda:N", text);
       })
       ->capture_default_str();
   app.add_option("--engine", options.engine, "How the CPU backend multiplies: auto, fp32 or amx")
